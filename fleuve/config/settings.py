@@ -1,0 +1,222 @@
+"""Every setting of a run, its type, its bounds and its only default.
+
+Imports neither torch nor transformers, so that `fleuve check` answers at once. Reading TOML and flags is `loader.py`;
+what needs a look at the disk (models, data, context lengths) is `preflight.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Section(BaseModel):
+    """A table of the settings file: unknown keys are errors, values are not changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelSettings(Section):
+    """Which model to train: a Hugging Face directory, a hub name, or `builtin:NAME` for one that ships with Fleuve."""
+
+    path: str
+
+
+class DataSettings(Section):
+    """Where prompts come from: a `.jsonl` path, or `procedural:NAME[?key=value&...]`."""
+
+    train: str
+    eval: str | None = None
+    prompt_field: str = "prompt"
+    answer_field: str = "answer"
+    verifier: str = "math"
+    template: Literal["none", "chat"] = "none"
+    system_prompt: str | None = None
+    instruction: str = "{prompt}"
+    shuffle: bool = True
+
+
+class RolloutSettings(Section):
+    """How answers are generated. Sizes are tokens; `threads` 0 leaves the choice to the placement."""
+
+    engine: Literal["embedded"] = "embedded"
+    workers: Positive = 1
+    threads: NonNegative = 0
+    interrupt: Literal["recompute", "keep", "finish"] = "recompute"
+    group_size: Positive = 8
+    max_new_tokens: Positive = 256
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    stop: tuple[str, ...] = ()
+    dtype: Dtype = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_running: Positive = 128
+    kv_cache_tokens: Positive = 65536
+    prefill_tokens: Positive = 4096
+    request_timeout: Seconds = 600.0
+    update_timeout: Seconds = 120.0
+    start_timeout: Seconds = 180.0
+
+
+class ControlSettings(Section):
+    """The asynchronous heart: groups per step, the bound on staleness, what to do with overdue groups."""
+
+    batch_size: Positive = 16
+    max_staleness: NonNegative = 2
+    overdue: Literal["wait", "mask", "train", "drop"] = "wait"
+    group_timeout: Seconds = 1800.0
+    max_failures_in_a_row: Positive = 16
+
+
+class TrainerSettings(Section):
+    """The optimiser step. `token_budget` is the hard cap on the tokens of one packed micro-batch."""
+
+    ranks: Literal[1] = 1
+    threads: NonNegative = 0
+    minibatches: Positive = 2
+    token_budget: Positive = 8192
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-6
+    warmup_steps: NonNegative = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    dtype: Dtype = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    logprob_chunk: Positive = 1024
+    activation_checkpointing: bool = False
+    step_timeout: Seconds = 3600.0
+    start_timeout: Seconds = 180.0
+
+
+class AlgorithmSettings(Section):
+    """Advantages and the loss of the design's section 4.4."""
+
+    preset: Literal["grpo"] = "grpo"
+    proximal: Literal["recompute", "behaviour"] = "recompute"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.28
+    cap: Literal["mask", "clamp", "none"] = "mask"
+    cap_value: Annotated[float, Field(gt=1)] = 5.0
+    normalise_advantages: bool = True
+
+
+class RewardSettings(Section):
+    """The pool of verifier processes. `deadline` is per check and starts when the check starts."""
+
+    workers: Positive = 1
+    deadline: Seconds = 5.0
+    queue_timeout: Seconds = 600.0
+    start_timeout: Seconds = 60.0
+
+
+class WeightsSettings(Section):
+    """How weights travel: through shared memory on one machine, or any directory both sides see."""
+
+    transport: Literal["shared_memory", "path"] = "shared_memory"
+    path: str | None = None
+    keep: Positive = 2
+
+
+class LaunchSettings(Section):
+    """Who gets which cores. `disaggregated`: rollout and training each have their own, at the same time.
+    `colocated`: both use all of them, in turn."""
+
+    backend: Literal["local"] = "local"
+    placement: Literal["disaggregated", "colocated"] = "disaggregated"
+
+
+class CheckpointSettings(Section):
+    """Checkpoints are written every `every` steps (0: only at the end) and the newest `keep` are kept."""
+
+    every: NonNegative = 0
+    keep: Positive = 2
+
+
+class EvaluateSettings(Section):
+    """Evaluation during a run, on `data.eval`: before the first step, every `every` steps, and after the last."""
+
+    every: NonNegative = 0
+    problems: Positive = 64
+    samples: Positive = 1
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ObserveSettings(Section):
+    """What is written down and shown."""
+
+    live: Literal["auto", "on", "off"] = "auto"
+    tensorboard: bool = True
+    rollouts: bool = True
+    trace: bool = True
+
+
+class Settings(Section):
+    """A training run: `fleuve train CONFIG`."""
+
+    run_dir: str
+    steps: Positive = 80
+    seed: NonNegative = 0
+    model: ModelSettings
+    data: DataSettings
+    rollout: RolloutSettings = RolloutSettings()
+    control: ControlSettings = ControlSettings()
+    trainer: TrainerSettings = TrainerSettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    reward: RewardSettings = RewardSettings()
+    weights: WeightsSettings = WeightsSettings()
+    launch: LaunchSettings = LaunchSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    observe: ObserveSettings = ObserveSettings()
+
+    @model_validator(mode="after")
+    def _minibatches_divide_batch(self) -> Settings:
+        batch, minibatches = self.control.batch_size, self.trainer.minibatches
+        if batch % minibatches:
+            divisors = [d for d in range(1, batch + 1) if batch % d == 0]
+            nearest = min(divisors, key=lambda d: abs(d - minibatches))
+            raise ValueError(
+                f"control.batch_size = {batch} is not divisible by trainer.minibatches = {minibatches}; "
+                f"the nearest that divides it is trainer.minibatches = {nearest}"
+            )
+        return self
+
+
+class SftModelSettings(Section):
+    """The model to start from, or the architecture to build anew (`config`: Hugging Face config fields) and its
+    character-level tokenizer's `alphabet`. `save` is where the Hugging Face directory is written."""
+
+    path: str | None = None
+    config: dict[str, object] | None = None
+    alphabet: str | None = None
+    save: str
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SftModelSettings:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give either model.path (start from it) or model.config (build it anew), not both")
+        if self.config is not None and self.alphabet is None:
+            raise ValueError("model.config needs model.alphabet, the characters of its tokenizer")
+        return self
+
+
+class SftSettings(Section):
+    """A supervised run: `fleuve sft CONFIG`. Rows need a prompt and a `completion_field`; the loss is on the latter."""
+
+    run_dir: str
+    steps: Positive = 1000
+    seed: NonNegative = 0
+    batch_size: Positive = 128
+    completion_field: str = "completion"
+    model: SftModelSettings
+    data: DataSettings
+    trainer: TrainerSettings = TrainerSettings(minibatches=1, learning_rate=2e-3, warmup_steps=20)

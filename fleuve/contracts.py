@@ -1,0 +1,91 @@
+"""What the controller needs of the world: a prompt source, a fleet of rollout engines, a rewarder, a trainer.
+
+The real ones speak HTTP or pipes to other processes; the simulator's follow cost models on virtual time. The
+controller cannot tell which it drives. Every method that waits on another process ends by its own deadline in an error
+that names what it waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from fleuve.types import (
+    Batch,
+    Completion,
+    GenerationRequest,
+    Group,
+    Interrupt,
+    Prompt,
+    StepResult,
+    Verdict,
+    WeightFile,
+    WeightUpdate,
+)
+
+
+class PromptSource(Protocol):
+    """An endless, resumable stream of prompts."""
+
+    def next(self) -> Prompt:
+        """The next prompt; passes over the data set again (reshuffled) when it ends."""
+
+    def give_back(self, prompt: Prompt) -> None:
+        """A prompt whose group was dropped: it is served again before new ones."""
+
+    def state(self) -> dict[str, object]:
+        """The cursor, JSON-serialisable."""
+
+    def restore(self, state: dict[str, object]) -> None:
+        """Continue from a cursor that `state` returned."""
+
+
+class RolloutEngine(Protocol):
+    """One rollout worker (design, section 4.2)."""
+
+    async def generate(self, request: GenerationRequest) -> Completion: ...
+
+    async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate: ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def metrics(self) -> dict[str, float]: ...
+
+
+class Rewarder(Protocol):
+    """Scores one answer; never raises for what the answer or the verifier does (that is a Verdict without score)."""
+
+    async def score(self, prompt: Prompt, text: str) -> Verdict: ...
+
+
+class Workflow(Protocol):
+    """One prompt's episode: samples the group's answers and has them scored."""
+
+    async def run(self, group: Group) -> None:
+        """Fill `group.trajectories`."""
+
+
+class Trainer(Protocol):
+    """Design, section 4.3."""
+
+    async def step(self, batch: Batch) -> StepResult: ...
+
+    async def publish(self) -> WeightFile:
+        """Write the current version's weights where rollout workers can read them."""
+
+    async def save(self, path: Path) -> None: ...
+
+    async def load(self, path: Path) -> None: ...
+
+
+class RolloutError(RuntimeError):
+    """A rollout worker answered with an error, not in time, or not at all. Names the worker and the request."""
+
+
+class TrainerError(RuntimeError):
+    """The trainer failed, did not answer in time, or died."""

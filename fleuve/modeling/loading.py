@@ -1,0 +1,44 @@
+"""Opening a Hugging Face model directory for Fleuve: the model on our attention function, and its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from fleuve.modeling.attention import NAME
+
+BUILTIN = "builtin:"
+ASSETS = Path(__file__).parent.parent / "assets"
+
+
+def resolve_model(path: str) -> str:
+    """`builtin:NAME` to the directory of a model that ships with Fleuve; anything else stays as it is."""
+    return str(ASSETS / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
+
+
+def load_model(path: str, dtype: torch.dtype, device: str = "cpu") -> torch.nn.Module:
+    """The decoder in evaluation mode, its attention routed to `fleuve_attention` (see `modeling.attention`)."""
+    model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+        resolve_model(path), dtype=dtype, attn_implementation=NAME
+    )
+    return model.to(device).eval()
+
+
+def build_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """A randomly initialised decoder of the architecture that `config["model_type"]` names."""
+    fields = {k: v for k, v in config.items() if k != "model_type"}
+    hf_config = AutoConfig.for_model(config["model_type"], **fields)
+    model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, attn_implementation=NAME)
+    return model.to(dtype)
+
+
+def load_tokenizer(path: str) -> Any:
+    """The directory's tokenizer.
+
+    Raises:
+        OSError: the directory has none.
+    """
+    return AutoTokenizer.from_pretrained(resolve_model(path))

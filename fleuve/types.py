@@ -1,0 +1,210 @@
+"""The nouns that every room passes around: prompts, completions, trajectories, groups, batches.
+
+Plain `msgspec` structs over numpy arrays, so that they cross process boundaries without pickle and cost 4 bytes a
+token in the controller. This module imports neither torch nor any other room.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array = NDArray[np.int32]
+Float32Array = NDArray[np.float32]
+BoolArray = NDArray[np.bool_]
+
+T = TypeVar("T")
+
+Interrupt = Literal["recompute", "keep", "finish"]
+Overdue = Literal["wait", "mask", "train", "drop"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How one answer is sampled. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    ignore_eos: bool = False
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer to be sampled by a rollout engine."""
+
+    request_id: str
+    input_ids: list[int]
+    sampling: SamplingParams
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """What an engine returns: `output_ids`, `logprobs` and `versions` are all `[tokens]`.
+
+    `logprobs[t]` is the log-probability of `output_ids[t]` under the distribution it was sampled from (temperature,
+    top-p and top-k included) by the weights of policy version `versions[t]`. The stop token, when one ended the
+    answer, is the last of `output_ids`. `interruptions` counts the weight updates that met this answer in flight.
+    """
+
+    request_id: str
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    finish_reason: FinishReason
+    interruptions: int = 0
+
+
+class WeightUpdate(msgspec.Struct, kw_only=True):
+    """An engine's reply to `update_weights`: after it, no token of an older version is sampled."""
+
+    version: int
+    interrupted: int
+    seconds: float
+
+
+class WeightFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one version of the weights lies, and how to know that it arrived whole."""
+
+    version: int
+    path: str
+    bytes: int
+    checksum: str
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem, tokenised. `row` is the data row it came from (the verifier's reference answer is in it)."""
+
+    id: str
+    input_ids: list[int]
+    text: str
+    answer: str
+    verifier: str = "math"
+    row: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verifier says of one answer: a `score`, or none with a `reason` (never a zero for its own failure)."""
+
+    score: float | None
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Trajectory(msgspec.Struct, kw_only=True):
+    """One answer to one prompt, with everything that training needs to know of how it came about.
+
+    `output_ids`, `logprobs`, `versions`, `loss_mask` are `[tokens]`. `loss_mask` is False for tokens the policy did not
+    sample (a tool's output) or that must get no gradient. `reward` is None when there is no verdict: such an answer is
+    excluded from its group's statistics and from training, and `excluded` says why.
+    """
+
+    prompt_ids: Int32Array
+    output_ids: Int32Array
+    logprobs: Float32Array
+    versions: Int32Array
+    loss_mask: BoolArray
+    finish_reason: FinishReason
+    interruptions: int = 0
+    reward: float | None = None
+    excluded: str = ""
+    advantage: float | None = None
+    text: str = ""
+
+    @property
+    def length(self) -> int:
+        """Prompt and output tokens together."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The smallest version among the sampled tokens; None for an answer without any."""
+        return int(self.versions.min()) if len(self.versions) else None
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """The `group_size` answers sampled for one prompt, travelling under one slot of the gate."""
+
+    id: int
+    prompt: Prompt
+    trajectories: list[Trajectory]
+    admitted_version: int
+    admitted_at: float = 0.0
+    finished_at: float = 0.0
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the oldest token in the group: what its staleness is counted from."""
+        versions = [v for t in self.trajectories if (v := t.oldest_version) is not None]
+        return min(versions, default=self.admitted_version)
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """The groups of one training step, which makes version `version + 1` from `version`."""
+
+    version: int
+    groups: list[Group]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """Every trajectory that has a reward, group by group."""
+        return [t for g in self.groups for t in g.trajectories if t.reward is not None]
+
+
+class StepResult(msgspec.Struct, kw_only=True):
+    """The trainer's answer to one step: the version it made and its metrics (`area/name` → value).
+
+    `advantages` is `[groups, samples]`, aligned with `batch.groups` and their trajectories (None where excluded).
+    """
+
+    version: int
+    metrics: dict[str, float]
+    advantages: list[list[float | None]]
+
+
+# --- the wire -------------------------------------------------------------------------------------------------------
+
+_CODES: dict[np.dtype[Any], int] = {np.dtype(np.int32): 1, np.dtype(np.float32): 2, np.dtype(np.bool_): 3}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return msgspec.msgpack.Ext(_CODES[value.dtype], np.ascontiguousarray(value).tobytes())
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"cannot encode {type(value).__name__}")
+
+
+def _decode_ext(code: int, data: memoryview) -> Any:
+    return np.frombuffer(data, dtype=_DTYPES[code])
+
+
+def _decode_array(kind: type, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
+    raise TypeError(f"cannot decode {kind!r}")
+
+
+def encode(value: Any) -> bytes:
+    """Structs to msgpack bytes; arrays of int32, float32 and bool travel as raw bytes."""
+    return msgspec.msgpack.encode(value, enc_hook=_encode_array)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """Msgpack bytes back to a struct.
+
+    Raises:
+        msgspec.ValidationError: the bytes do not have the shape of `kind`.
+    """
+    return msgspec.msgpack.decode(data, type=kind, ext_hook=_decode_ext, dec_hook=_decode_array)
+
+
+def to_json(value: Any) -> bytes:
+    """Structs to one line of JSON, for files that people read; arrays become lists."""
+    return msgspec.json.encode(value, enc_hook=lambda v: v.tolist() if isinstance(v, np.ndarray) else _encode_array(v))
