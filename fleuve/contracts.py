@@ -89,3 +89,22 @@ class RolloutError(RuntimeError):
 
 class TrainerError(RuntimeError):
     """The trainer failed, did not answer in time, or died."""
+
+
+class Observer(Protocol):
+    """Where the controller reports. Times are seconds of the event loop's clock."""
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        """One trained step: its metrics, and its groups with rewards and advantages filled in."""
+
+    def span(self, track: str, name: str, start: float, end: float, **args: object) -> None:
+        """Something that took from `start` to `end` on `track` (`trainer`, `worker-0`, `controller`, `group`)."""
+
+    def count(self, name: str, value: float, at: float) -> None:
+        """A value that changes over time (`rollout/running`, …), for the trace and the live view."""
+
+    def activity(self, who: str, what: str) -> None:
+        """What a worker or the trainer is doing right now, for the live view."""
+
+    def note(self, message: str) -> None:
+        """One line for the log and the live view."""

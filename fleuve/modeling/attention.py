@@ -1,9 +1,9 @@
 """One attention function for training and inference, so that both run the same transformers model definition.
 
-transformers hands every layer's queries, keys and values to the function registered as `"fleuve"`. It passes them on to
-the `Attention` object that the caller gave to the model's forward as the keyword `fleuve_attention`: the trainer's packs
-sequences side by side, the engine's reads and writes a KV cache. Tokens of all sequences lie along one axis; there is
-no padding and hence no mask tensor.
+transformers hands every layer's queries, keys and values to the function registered as `"fleuve"`, which passes them
+on to the `Attention` object that the caller gave to the model's forward as the keyword `fleuve_attention`: the
+trainer's packs sequences side by side, the engine's reads and writes a KV cache. Tokens of all sequences lie along one
+axis; there is no padding and hence no mask tensor.
 """
 
 from __future__ import annotations
