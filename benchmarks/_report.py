@@ -1,0 +1,72 @@
+"""How every benchmark reports: JSON beside it, a table for people, and one JSON line last."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: processor, cores that this process may use, versions, accelerator."""
+    import torch
+    import transformers
+
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+        flags: list[str] = next((line.split() for line in lines if line.startswith("flags")), [])
+        cpu += "".join(f" {name}" for name in ("avx512_bf16", "amx_bf16") if name in flags)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": cpu,
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "load": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest of repeated measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 100 else f"{value:,.0f}"
+    return str(value)
+
+
+def report(name: str, headline: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write `benchmarks/results/NAME.json`, print `rows` as a table, and last the line that the design asks for.
+
+    Args: `headline`: the figures one would quote; `rows`: one mapping a line of the table, the keys of all together
+    are the columns.
+    """
+    document = {"benchmark": name, "headline": dict(headline), "machine": machine()}
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({**document, "rows": [dict(r) for r in rows]}, indent=2) + "\n")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [columns, *([_cell(row.get(c, "")) for c in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for number, line in enumerate(cells):
+        print(
+            "  ".join(
+                text.ljust(w) if i == 0 else text.rjust(w) for i, (text, w) in enumerate(zip(line, widths, strict=True))
+            )
+        )
+        if number == 0:
+            print("  ".join("-" * w for w in widths))
+    print(json.dumps(document))
