@@ -1,0 +1,78 @@
+"""Where published weights lie: a directory of this run's own, in shared memory or under a path that all sides see.
+
+The process that writes the weights holds a file lock in its directory for as long as it lives. So whoever starts later
+can tell a dead run's leftovers from a living run's directory, whatever pid namespace it lives in, and sweep them away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+LOCK = "owner.lock"
+UNLOCKED_GRACE = 60.0
+"""Seconds that a directory may exist without its owner's lock (it is made first, locked second)."""
+
+_OURS = re.compile(r"fleuve-\d+-\w+")
+
+
+def make_directory(path: str | None = None) -> Path:
+    """A new directory `fleuve-<pid>-<random>` for one run's weights; sweeps what dead runs left beside it.
+
+    Args:
+        path: the parent directory (created if absent); None is shared memory, or the temporary directory where the
+            system has no shared memory file system.
+    """
+    parent = Path(path) if path is not None else shared_memory()
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent)
+    return Path(tempfile.mkdtemp(prefix=f"fleuve-{os.getpid()}-", dir=parent))
+
+
+def shared_memory() -> Path:
+    """The file system that lives in memory, or the temporary directory where there is none."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def claim(directory: Path) -> int:
+    """Hold `directory` as its owner until the returned file descriptor is closed, or this process ends.
+
+    Raises:
+        BlockingIOError: another living process owns it.
+    """
+    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove the weight directories under `parent` whose owners are dead; returns them. Those of others' are left."""
+    swept = []
+    for directory in parent.iterdir():
+        if _OURS.fullmatch(directory.name) and _abandoned(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+            if not directory.exists():
+                swept.append(directory)
+    return swept
+
+
+def _abandoned(directory: Path) -> bool:
+    try:
+        if not directory.is_dir() or directory.stat().st_uid != os.getuid():
+            return False
+        if not (directory / LOCK).exists():
+            return time.time() - directory.stat().st_mtime > UNLOCKED_GRACE
+        os.close(claim(directory))
+    except OSError:
+        return False
+    return True
