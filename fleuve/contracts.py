@@ -15,10 +15,10 @@ from fleuve.types import (
     Batch,
     Completion,
     GenerationRequest,
-    Group,
     Interrupt,
     Prompt,
     StepResult,
+    Trajectory,
     Verdict,
     WeightFile,
     WeightUpdate,
@@ -64,10 +64,14 @@ class Rewarder(Protocol):
 
 
 class Workflow(Protocol):
-    """One prompt's episode: samples the group's answers and has them scored."""
+    """One prompt's episode: samples the group's answers from an engine and has them scored."""
 
-    async def run(self, group: Group) -> None:
-        """Fill `group.trajectories`."""
+    async def run(self, engine: RolloutEngine, prompt: Prompt, group: int) -> list[Trajectory]:
+        """The answers to `prompt`; `group` seeds their sampling.
+
+        Raises:
+            RolloutError: the engine failed one of them.
+        """
 
 
 class Trainer(Protocol):
@@ -75,12 +79,20 @@ class Trainer(Protocol):
 
     async def step(self, batch: Batch) -> StepResult: ...
 
-    async def publish(self) -> WeightFile:
-        """Write the current version's weights where rollout workers can read them."""
+    async def interrupt(self) -> None:
+        """End the step in progress after the micro-batch it is at. Its result names the groups that were trained."""
+
+    async def publish(self, served: int) -> WeightFile:
+        """Write the current version's weights where rollout workers can read them; files of versions before `served`,
+        which no worker asks for any more, are removed."""
 
     async def save(self, path: Path) -> None: ...
 
     async def load(self, path: Path) -> None: ...
+
+
+class RunError(RuntimeError):
+    """The run cannot go on, and not for a fault in Fleuve: what happened, and where to look."""
 
 
 class RolloutError(RuntimeError):

@@ -160,11 +160,13 @@ class StepResult(msgspec.Struct, kw_only=True):
     """The trainer's answer to one step: the version it made and its metrics (`area/name` → value).
 
     `advantages` is `[groups, samples]`, aligned with `batch.groups` and their trajectories (None where excluded).
+    `trained` holds the ids of the groups that were trained: all of the batch, unless the step was interrupted.
     """
 
     version: int
     metrics: dict[str, float]
     advantages: list[list[float | None]]
+    trained: list[int]
 
 
 # --- the wire -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,316 @@
+"""The asynchronous heart: prompts through the gate to the fleet, answers to the buffer, batches to the trainer, weights
+back to the fleet. Three loops that never wait for each other except through the gate's slots.
+
+    admit:    prompt ─▶ gate ─▶ group's episode on a worker ─▶ ready
+    train:    ready ─▶ batch ─▶ trainer ─▶ new version
+    deliver:  newest version ─▶ every worker ─▶ slots are freed
+
+Pure asyncio: time is the event loop's, and the fleet, the trainer and the rewards are whatever speaks `contracts`, so
+that the simulator drives this very code on virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from fleuve.config.settings import Settings
+from fleuve.contracts import (
+    Observer,
+    PromptSource,
+    RolloutError,
+    RunError,
+    Trainer,
+    Workflow,
+)
+from fleuve.control.batching import next_batch
+from fleuve.control.fleet import Fleet
+from fleuve.control.gate import Gate, State
+from fleuve.control.signal import Signal
+from fleuve.control.summary import rollout_metrics
+from fleuve.types import Batch, Group, Prompt, StepResult, WeightFile
+
+Evaluation = Callable[[int], Awaitable[dict[str, float]]]
+"""Evaluates the version that the fleet serves; metrics by name."""
+
+Checkpoint = Callable[[int], Awaitable[None]]
+"""Saves the run as of a version."""
+
+
+class Controller:
+    """One training run. `version` is how many steps are done."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: PromptSource,
+        workflow: Workflow,
+        fleet: Fleet,
+        trainer: Trainer,
+        observer: Observer,
+        evaluate: Evaluation | None = None,
+        checkpoint: Checkpoint | None = None,
+        version: int = 0,
+    ) -> None:
+        self.version = version
+        self.gate = Gate(settings.control.batch_size, settings.control.max_staleness, version)
+        self._settings = settings
+        self._source = source
+        self._workflow = workflow
+        self._fleet = fleet
+        self._trainer = trainer
+        self._observer = observer
+        self._evaluate = evaluate
+        self._checkpoint = checkpoint
+        self._signal = Signal()
+        self._prompts: dict[int, Prompt] = {}
+        self._ready: dict[int, Group] = {}
+        self._running: dict[int, asyncio.Task[None]] = {}
+        self._newest: WeightFile | None = None
+        self._evaluated_version: int | None = None
+        self._stopping = False
+        self._failures_in_a_row = 0
+        self._pending_metrics: dict[str, float] = {}
+        self._last_step_at = 0.0
+
+    # --- the life of a run ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Train until `settings.steps` versions are made or `stop` is called.
+
+        Raises:
+            ExceptionGroup: of what went wrong in any of the loops: RunError, RolloutError, TrainerError, or a fault.
+        """
+        self._last_step_at = self._now()
+        async with asyncio.TaskGroup() as tasks:
+            loops = [
+                tasks.create_task(self._admit(tasks)),
+                tasks.create_task(self._deliver()),
+                tasks.create_task(self._watch()),
+            ]
+            await self._train()
+            if not self._stopping:
+                await self._signal.until(lambda: self._settled() or self._stopping)
+            for task in [*loops, *self._running.values()]:
+                task.cancel()
+
+    def stop(self) -> None:
+        """End the run after the step in progress; what is admitted and not trained stays in `pending`."""
+        self._stopping = True
+        self._signal.notify()
+
+    def pending(self) -> list[Prompt]:
+        """Prompts admitted and neither trained nor dropped: a resumed run serves these first."""
+        return list(self._prompts.values())
+
+    # --- admit ------------------------------------------------------------------------------------------------------
+
+    async def _admit(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            await self._signal.until(self._may_admit)
+            prompt = self._source.next()
+            group = self.gate.admit()
+            self._prompts[group] = prompt
+            self._running[group] = tasks.create_task(self._run_group(group, prompt))
+            await asyncio.sleep(0)
+
+    def _may_admit(self) -> bool:
+        """A slot is free, and the steps that are left need another group."""
+        needed = (self._settings.steps - self.version) * self._settings.control.batch_size
+        return self.gate.free > 0 and len(self._prompts) < needed and not self._stopping
+
+    async def _run_group(self, group: int, prompt: Prompt) -> None:
+        """One group's episode, from admission to ready or dropped."""
+        admitted_version, admitted_at = self.gate.served_version, self._now()
+        try:
+            async with asyncio.timeout(self._settings.control.group_timeout):
+                async with self._fleet.worker(self._settings.rollout.group_size) as engine:
+                    trajectories = await self._workflow.run(engine, prompt, group)
+        except TimeoutError:
+            return self._fail(group, "timeout", f"not done within {self._settings.control.group_timeout:g} s")
+        except RolloutError as error:
+            return self._fail(group, "rollout failed", str(error))
+        if all(t.reward is None for t in trajectories):
+            return self._fail(group, "no verdict", trajectories[0].excluded)
+        self._failures_in_a_row = 0
+        done = Group(
+            id=group,
+            prompt=prompt,
+            trajectories=trajectories,
+            admitted_version=admitted_version,
+            admitted_at=admitted_at,
+            finished_at=self._now(),
+        )
+        self.gate.finish(group, done.oldest_version)
+        self._ready[group] = done
+        del self._running[group]
+        self._observer.span("group", prompt.id, admitted_at, done.finished_at, group=group, version=admitted_version)
+        self._signal.notify()
+
+    def _fail(self, group: int, reason: str, detail: str) -> None:
+        self._observer.note(f"group {group} ({self._prompts[group].id}) dropped: {reason}: {detail}")
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= self._settings.control.max_failures_in_a_row:
+            raise RunError(f"{self._failures_in_a_row} groups in a row were dropped; the last one: {reason}: {detail}")
+        self._drop(group, reason)
+
+    def _drop(self, group: int, reason: str) -> None:
+        """Out of the run, its prompt back to the source."""
+        self.gate.drop(group, reason)
+        self._source.give_back(self._prompts.pop(group))
+        self._ready.pop(group, None)
+        self._running.pop(group, None)
+        self._signal.notify()
+
+    # --- train ------------------------------------------------------------------------------------------------------
+
+    async def _train(self) -> None:
+        while self.version < self._settings.steps and not self._stopping:
+            waiting_since = self._now()
+            self._observer.activity("trainer", "waiting for a batch")
+            await self._signal.until(lambda: self._stopping or bool(self._choose()))
+            if not self._stopping:
+                await self._step(self._choose(), waiting_since)
+
+    def _choose(self) -> list[int]:
+        """The next batch's groups; empty while it cannot be formed."""
+        control = self._settings.control
+        if control.overdue == "drop":
+            self._drop_overdue()
+        if len(self._ready) < control.batch_size:
+            return []
+        ready, running = self.gate.deadlines(self._ready), self.gate.deadlines(self._running)
+        return next_batch(ready, running, self.version, control.batch_size, wait=control.overdue == "wait") or []
+
+    def _drop_overdue(self) -> None:
+        for group, deadline in self.gate.deadlines([*self._ready, *self._running]).items():
+            if deadline < self.version:
+                if group in self._running:
+                    self._running[group].cancel()
+                self._drop(group, "overdue")
+
+    async def _step(self, chosen: list[int], waiting_since: float) -> None:
+        """Train one batch, publish the version it makes, and report it."""
+        batch = Batch(version=self.version, groups=[self._ready.pop(group) for group in chosen])
+        self.gate.begin_step(chosen)
+        started = self._now()
+        self._observer.activity("trainer", f"step {self.version + 1}")
+        colocated = self._settings.launch.placement == "colocated"
+        if colocated:
+            await self._fleet.pause()
+        result = await self._trainer.step(batch)
+        stepped = self._now()
+        left = [group for group in batch.groups if group.id not in set(result.trained)]
+        self.gate.put_back([group.id for group in left])
+        self._ready.update({group.id: group for group in left})
+        if result.trained:
+            self._newest = await self._trainer.publish(self._fleet.served_version)
+        if colocated:
+            await self._fleet.resume()
+        if not result.trained:
+            return
+        published = self._now()
+        self.version = result.version
+        self.gate.end_step(result.trained, result.version)
+        for group in result.trained:
+            del self._prompts[group]
+        self._signal.notify()
+        self._observer.span("trainer", "wait for batch", waiting_since, started)
+        self._observer.span("trainer", f"step {self.version}", started, stepped, groups=len(result.trained))
+        self._observer.span("trainer", "publish", stepped, published)
+        self._report(batch, result, wait=started - waiting_since, publish=published - stepped)
+        every = self._settings.checkpoint.every
+        if self._checkpoint is not None and every and self.version % every == 0:
+            await self._checkpoint(self.version)
+
+    def _report(self, batch: Batch, result: StepResult, wait: float, publish: float) -> None:
+        """Fill in the advantages and hand the step's metrics to the observer."""
+        for group, advantages in zip(batch.groups, result.advantages, strict=True):
+            for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+                trajectory.advantage = advantage
+        now = self._now()
+        seconds, self._last_step_at = now - self._last_step_at, now
+        metrics = {
+            "step": float(self.version),
+            "policy_version": float(self.version),
+            **result.metrics,
+            **rollout_metrics(batch),
+            "rollout/running": float(self.gate.count(State.RUNNING)),
+            "rollout/ready": float(self.gate.count(State.READY)),
+            "groups/dropped": float(self.gate.dropped.total()),
+            **{f"groups/dropped/{reason.replace(' ', '_')}": float(n) for reason, n in self.gate.dropped.items()},
+            "time/step": seconds,
+            "time/wait_for_batch": wait,
+            "time/publish": publish,
+            "throughput/trained_tokens_per_second": result.metrics["tokens/trained"] / max(seconds, 1e-9),
+            **self._pending_metrics,
+        }
+        self._pending_metrics = {}
+        self._observer.step(metrics, batch)
+
+    # --- deliver ----------------------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        """Bring the newest version to the fleet; a newer one supersedes an older. An evaluation runs between two
+        deliveries, and so sees a single version."""
+        while True:
+            if self._evaluation_due():
+                await self._run_evaluation()
+            await self._signal.until(lambda: self._undelivered() is not None)
+            if (weights := self._undelivered()) is None:
+                continue
+            started = self._now()
+            self._observer.activity("workers", f"taking version {weights.version}")
+            interrupted = await self._fleet.update(weights, self._settings.rollout.interrupt)
+            self.gate.serve(weights.version)
+            self._signal.notify()
+            seconds = self._now() - started
+            self._pending_metrics["time/weight_sync"] = seconds
+            self._observer.activity("workers", f"generating with version {weights.version}")
+            self._observer.span(
+                "weights", f"version {weights.version}", started, started + seconds, interrupted=interrupted
+            )
+
+    def _undelivered(self) -> WeightFile | None:
+        newest = self._newest
+        return newest if newest is not None and newest.version > self._fleet.served_version else None
+
+    def _evaluation_due(self) -> bool:
+        """At the first version, every `evaluate.every` steps, and at the last."""
+        every, served = self._settings.evaluate.every, self._fleet.served_version
+        if self._evaluate is None or not every:
+            return False
+        last = self._evaluated_version
+        return last is None or served - last >= every or (served == self._settings.steps and last != served)
+
+    async def _run_evaluation(self) -> None:
+        assert self._evaluate is not None
+        served = self._fleet.served_version
+        metrics = await self._evaluate(served)
+        self._evaluated_version = served
+        self._pending_metrics.update(metrics)
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
+        self._observer.note(f"evaluation of version {served}: {shown}")
+        self._signal.notify()
+
+    def _settled(self) -> bool:
+        """The last version is served and evaluated."""
+        return self._fleet.served_version == self.version and not self._evaluation_due()
+
+    # --- watch ------------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """The workers' counters and the gate's, once a second."""
+        before = 0.0
+        while True:
+            counters = await self._fleet.metrics()
+            now, generated = self._now(), counters.get("tokens/generated", 0.0)
+            self._pending_metrics["tokens/generated"] = generated
+            self._observer.count("throughput/generated_tokens_per_second", generated - before, now)
+            self._observer.count("rollout/running", self.gate.count(State.RUNNING), now)
+            self._observer.count("rollout/ready", self.gate.count(State.READY), now)
+            before = generated
+            await asyncio.sleep(1.0)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

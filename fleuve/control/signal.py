@@ -1,0 +1,30 @@
+"""Waiting for a condition on shared state, without locks: whoever changes the state notifies, whoever waits looks again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Signal:
+    """Wakes every waiter at each `notify`; a waiter goes on once its own condition holds."""
+
+    def __init__(self) -> None:
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """The state changed."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return as soon as `condition()` holds; it is evaluated now and after each `notify`."""
+        while not condition():
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)

@@ -1,0 +1,17 @@
+"""What a batch says about how it was generated, as metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fleuve.types import Batch
+
+
+def rollout_metrics(batch: Batch) -> dict[str, float]:
+    """`rollout/interrupted`: answers with tokens of two or more versions. `rollout/excluded`: answers without a verdict."""
+    answers = [t for g in batch.groups for t in g.trajectories]
+    return {
+        "rollout/interrupted": float(sum(len(np.unique(t.versions)) > 1 for t in answers)),
+        "rollout/excluded": float(sum(t.reward is None for t in answers)),
+        "rollout/group_seconds_mean": float(np.mean([g.finished_at - g.admitted_at for g in batch.groups])),
+    }
