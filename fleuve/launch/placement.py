@@ -1,0 +1,89 @@
+"""Which process gets which cores. Pure: cores and settings in, sets of cores and numbers of threads out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one process runs. `cpus` None: it floats over all cores."""
+
+    cpus: frozenset[int] | None
+    threads: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One place for the trainer, one for each rollout worker."""
+
+    trainer: Place
+    workers: tuple[Place, ...]
+
+
+def available_cpus() -> list[int]:
+    """The cores this process may run on (a container may allow fewer than the machine has)."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def place(
+    placement: Literal["disaggregated", "colocated"],
+    cpus: Sequence[int],
+    workers: int,
+    worker_threads: int = 0,
+    trainer_threads: int = 0,
+) -> Placement:
+    """Share `cpus` out between one trainer and `workers` rollout workers.
+
+    `disaggregated`: disjoint sets, since all compute at the same time. Each gets an equal share unless its number of
+    threads is given (0: as many as it has cores); what does not divide evenly goes to the trainer, then to the first
+    workers. 2 cores, 1 worker: one core each. With fewer cores than processes nobody is bound and each has one thread.
+
+    `colocated`: trainer and workers compute in turn, so the trainer gets every core, and the workers share every core
+    among themselves.
+    """
+    cores = sorted(cpus)
+    if placement == "colocated":
+        trainer = _bound(cores, trainer_threads)
+        return Placement(trainer=trainer, workers=_share(cores, [worker_threads] * workers))
+    first, *rest = _share(cores, [trainer_threads] + [worker_threads] * workers)
+    return Placement(trainer=first, workers=tuple(rest))
+
+
+def _share(cores: list[int], threads: list[int]) -> tuple[Place, ...]:
+    """Disjoint runs of `cores`, one an entry of `threads`; floating if there are fewer cores than entries."""
+    if len(cores) < len(threads):
+        return tuple(Place(cpus=None, threads=count or 1) for count in threads)
+    places = []
+    start = 0
+    for size, count in zip(_sizes(len(cores), threads), threads, strict=True):
+        places.append(_bound(cores[start : start + size], count))
+        start += size
+    return tuple(places)
+
+
+def _sizes(cores: int, threads: list[int]) -> list[int]:
+    """How many cores each gets: as many as its threads, 0 meaning an equal part of the rest.
+
+    Where that is more than there are, equal parts for all.
+    """
+    if sum(max(count, 1) for count in threads) > cores:
+        threads = [0] * len(threads)
+    sizes = []
+    rest, sharing = cores - sum(threads), threads.count(0)
+    for count in threads:
+        size = count
+        if not count:
+            size = -(-rest // sharing)  # rounded up: the first ones get what does not divide
+            rest, sharing = rest - size, sharing - 1
+        sizes.append(size)
+    return sizes
+
+
+def _bound(cores: list[int], threads: int) -> Place:
+    return Place(cpus=frozenset(cores), threads=threads or len(cores))

@@ -1,0 +1,158 @@
+"""Child processes: they come up with their socket, say why they died, and never outlive their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from fleuve.launch.process import ChildError, ChildProcess, describe_status
+
+HERE = str(Path(__file__).parent)
+ENV = {"PYTHONPATH": HERE}
+
+
+@asynccontextmanager
+async def child(tmp_path: Path, options: dict, **arguments: object) -> AsyncIterator[ChildProcess]:
+    process = await ChildProcess.start("worker-0", "launch_children", options, tmp_path / "c.log", env=ENV, **arguments)
+    try:
+        yield process
+    finally:
+        await process.stop(grace=0)
+
+
+async def get(url: str) -> dict:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session, session.get(url) as response:
+        return await response.json()
+
+
+async def test_a_started_child_answers_on_its_url(tmp_path: Path) -> None:
+    async with child(tmp_path, {"role": "serve"}, start_timeout=60) as process:
+        assert (await get(f"{process.url}/health"))["pid"] == process.pid
+        assert process.alive
+
+
+async def test_a_slow_start_is_waited_for(tmp_path: Path) -> None:
+    async with child(tmp_path, {"role": "serve", "delay": 1.5}, start_timeout=60) as process:
+        assert (await get(f"{process.url}/health"))["pid"] == process.pid
+
+
+async def test_a_start_that_takes_too_long_is_an_error_and_leaves_no_process(tmp_path: Path) -> None:
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    with pytest.raises(ChildError, match=r"worker-0 did not answer GET /health within 0\.5 s"):
+        async with child(tmp_path, {"role": "serve", "delay": 60}, start_timeout=0.5):
+            pass
+    assert {p.pid for p in psutil.Process().children(recursive=True)} == before
+
+
+async def test_a_child_that_dies_at_start_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(ChildError, match=r"(?s)worker-0 died while starting: exit status 3.*c.log.*no weights here"):
+        async with child(tmp_path, {"role": "die"}, start_timeout=60):
+            pass
+    assert time.monotonic() - began < 30
+
+
+async def test_the_death_of_a_running_child_is_noticed_and_its_port_refuses(tmp_path: Path) -> None:
+    async with child(tmp_path, {"role": "serve"}, start_timeout=60) as process:
+        died = asyncio.create_task(process.died())
+        os.kill(process.pid, signal.SIGKILL)
+        error = await asyncio.wait_for(died, 10)
+        assert f"worker-0 (pid {process.pid}) died: killed by SIGKILL" in str(error)
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await get(f"{process.url}/health")
+
+
+async def test_a_child_that_was_stopped_is_not_reported_as_died(tmp_path: Path) -> None:
+    async with child(tmp_path, {"role": "serve"}, start_timeout=60) as process:
+        died = asyncio.create_task(process.died())
+        await process.stop(grace=10)
+        done, _ = await asyncio.wait({died}, timeout=0.3)
+        assert not done
+        assert not process.alive
+        died.cancel()
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path: Path) -> None:
+    async with child(tmp_path, {"role": "serve", "stubborn": True}, start_timeout=60) as process:
+        assert await process.stop(grace=0.3) == -signal.SIGKILL
+
+
+async def test_a_child_gets_its_threads_and_its_cores(tmp_path: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    async with child(tmp_path, {"role": "serve"}, cpus={core}, threads=3, start_timeout=60) as process:
+        assert (await get(f"{process.url}/health"))["cpus"] == [core]
+        environment = await get(f"{process.url}/environment")
+        assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "3"
+
+
+async def test_ctrl_c_in_the_terminal_does_not_reach_children(tmp_path: Path) -> None:
+    async with child(tmp_path, {"role": "serve", "stubborn": True}, start_timeout=60) as process:
+        assert os.getsid(process.pid) != os.getsid(0)
+        os.kill(process.pid, signal.SIGINT)
+        assert (await get(f"{process.url}/health"))["pid"] == process.pid
+
+
+async def test_fifty_servers_at_once_each_get_their_own_port(tmp_path: Path) -> None:
+    """Pitfall 26: every port is held from before its process exists."""
+
+    async def start(i: int) -> ChildProcess:
+        log = tmp_path / f"{i}.log"
+        return await ChildProcess.start(f"s{i}", "launch_children", {"role": "serve"}, log, env=ENV, start_timeout=120)
+
+    started = await asyncio.gather(*(start(i) for i in range(50)), return_exceptions=True)
+    servers = [s for s in started if isinstance(s, ChildProcess)]
+    try:
+        assert [s for s in started if not isinstance(s, ChildProcess)] == []
+        answers = await asyncio.gather(*(get(f"{s.url}/health") for s in servers))
+        assert [a["pid"] for a in answers] == [s.pid for s in servers]
+        assert len({s.url for s in servers}) == 50
+    finally:
+        for server in servers:
+            await server.stop(grace=0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_children_and_grandchildren_end_with_their_parent(tmp_path: Path, end: signal.Signals) -> None:
+    """Pitfall 25. One grandchild is stuck in a C call that holds the interpreter lock; one child has a clean-up."""
+    options = json.dumps({"role": "family", "directory": str(tmp_path)})
+    parent = subprocess.Popen([sys.executable, "-m", "launch_children", options], env=os.environ | ENV, cwd=tmp_path)
+    names = ["with-clean-up", "with-clean-up.leaf", "without", "without.leaf"]
+    try:
+        wait_until(lambda: all((tmp_path / f"{name}.pid").exists() for name in names), 60)
+    finally:
+        parent.send_signal(end)
+        parent.wait(20)
+    pids = [int((tmp_path / f"{name}.pid").read_text()) for name in names]
+    wait_until(lambda: not any(running(pid) for pid in pids), 10)
+    assert (tmp_path / "cleaned-up").exists()
+
+
+def wait_until(condition: object, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "not within the deadline"
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_exit_statuses_are_put_into_words() -> None:
+    assert describe_status(3) == "exit status 3"
+    assert describe_status(-9) == "killed by SIGKILL"
