@@ -24,7 +24,8 @@ def earliest_deadlines(ready: Mapping[int, int], batch_size: int) -> list[int] |
 def feasible(deadlines: Mapping[int, int], version: int, batch_size: int) -> bool:
     """Whether steps of `batch_size` groups, the next starting from `version`, can train each group by its deadline.
 
-    Example: with 2 groups a step, 3 groups of deadline 5 fit into the steps from versions 4 and 5, not into that from 5.
+    Example: with 2 groups a step, 3 groups of deadline 5 fit into the steps from versions 4 and 5, not into the one
+    from 5.
     """
     due = Counter(deadlines.values())
     total = 0
