@@ -122,29 +122,43 @@ class Controller:
     async def _run_group(self, group: int, prompt: Prompt) -> None:
         """One group's episode, from admission to ready or dropped."""
         admitted_version, admitted_at = self.gate.served_version, self._now()
+        limit = self._settings.control.group_timeout
         try:
-            async with asyncio.timeout(self._settings.control.group_timeout):
-                async with self._fleet.worker(self._settings.rollout.group_size) as engine:
-                    trajectories = await self._workflow.run(engine, prompt, group)
+            async with asyncio.timeout(limit), self._fleet.worker(self._settings.rollout.group_size) as engine:
+                trajectories = await self._workflow.run(engine, prompt, group)
         except TimeoutError:
-            return self._fail(group, "timeout", f"not done within {self._settings.control.group_timeout:g} s")
+            self._fail(group, "timeout", f"not done within {limit:g} s")
         except RolloutError as error:
-            return self._fail(group, "rollout failed", str(error))
-        if all(t.reward is None for t in trajectories):
-            return self._fail(group, "no verdict", trajectories[0].excluded)
+            self._fail(group, "rollout failed", str(error))
+        else:
+            if all(t.reward is None for t in trajectories):
+                self._fail(group, "no verdict", trajectories[0].excluded)
+            else:
+                self._finish(
+                    Group(
+                        id=group,
+                        prompt=prompt,
+                        trajectories=trajectories,
+                        admitted_version=admitted_version,
+                        admitted_at=admitted_at,
+                        finished_at=self._now(),
+                    )
+                )
+
+    def _finish(self, group: Group) -> None:
         self._failures_in_a_row = 0
-        done = Group(
-            id=group,
-            prompt=prompt,
-            trajectories=trajectories,
-            admitted_version=admitted_version,
-            admitted_at=admitted_at,
-            finished_at=self._now(),
+        self.gate.finish(group.id, group.oldest_version)
+        self._ready[group.id] = group
+        del self._running[group.id]
+        self._observer.span(
+            "group",
+            group.prompt.id,
+            group.admitted_at,
+            group.finished_at,
+            group=group.id,
+            version=group.admitted_version,
+            answers=len(group.trajectories),
         )
-        self.gate.finish(group, done.oldest_version)
-        self._ready[group] = done
-        del self._running[group]
-        self._observer.span("group", prompt.id, admitted_at, done.finished_at, group=group, version=admitted_version)
         self._signal.notify()
 
     def _fail(self, group: int, reason: str, detail: str) -> None:

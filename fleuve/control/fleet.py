@@ -57,5 +57,5 @@ class Fleet:
         """The workers' counters, added up."""
         total: Counter[str] = Counter()
         for metrics in await asyncio.gather(*(e.metrics() for e in self._engines)):
-            total.update(metrics)  # type: ignore[arg-type]
+            total.update(metrics)
         return dict(total)

@@ -2,9 +2,9 @@
 
 There are `(max_staleness + 1) × batch_size` slots. A group holds one from its admission until it is dropped, or until
 the weights that a step made of it are served by every rollout worker. With `s` the served version this is the bound of
-the AReaL paper (arXiv 2505.24298, eq. 3), `floor((N − 1) / B) ≤ s + η`, where N counts admitted groups less dropped ones:
-a group admitted while `s` is served samples no token older than `s`, and there is room to train it by the step
-that starts from version `s + η`, its deadline.
+the AReaL paper (arXiv 2505.24298, section 5.1), `floor((N − 1) / B) ≤ s + η`, where N counts admitted groups less
+dropped ones: a group admitted while `s` is served samples no token older than `s`, and there is room to train it by the
+step that starts from version `s + η`, its deadline.
 
 A pure state machine: no clock, no tasks. A group goes running → ready → stepping → trained, or is dropped on the way.
 """

@@ -1,4 +1,4 @@
-"""Waiting for a condition on shared state, without locks: whoever changes the state notifies, whoever waits looks again."""
+"""Waiting for a condition on shared state without locks: who changes it notifies, who waits looks again."""
 
 from __future__ import annotations
 

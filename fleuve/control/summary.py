@@ -8,7 +8,8 @@ from fleuve.types import Batch
 
 
 def rollout_metrics(batch: Batch) -> dict[str, float]:
-    """`rollout/interrupted`: answers with tokens of two or more versions. `rollout/excluded`: answers without a verdict."""
+    """`rollout/interrupted` counts answers with tokens of two or more versions, `rollout/excluded` those without a
+    verdict."""
     answers = [t for g in batch.groups for t in g.trajectories]
     return {
         "rollout/interrupted": float(sum(len(np.unique(t.versions)) > 1 for t in answers)),
