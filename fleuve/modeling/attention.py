@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 NAME = "fleuve"
 
@@ -55,9 +55,5 @@ def _attend(
     return out.unsqueeze(0), None
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
-
-
+# No mask function is registered under the name: transformers then builds no mask at all.
 AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, _no_mask)
