@@ -1,0 +1,105 @@
+"""A rollout worker as seen from the controller: the contract of the design's section 4.2, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from fleuve.contracts import RolloutError
+from fleuve.types import Completion, GenerationRequest, Interrupt, WeightFile, WeightUpdate, decode, encode
+
+T = TypeVar("T")
+_MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """Body of `POST /abort`."""
+
+    request_ids: list[str]
+
+
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /update_weights`: a weight file and what becomes of the answers in flight."""
+
+    version: int
+    path: str
+    bytes: int
+    checksum: str
+    interrupt: Interrupt
+
+
+class EngineClient:
+    """Implements `contracts.RolloutEngine`: every call has a deadline and fails with a RolloutError naming the worker."""
+
+    def __init__(self, name: str, url: str, request_timeout: float, update_timeout: float) -> None:
+        self.name = name
+        self._url = url
+        self._request_timeout = request_timeout
+        self._update_timeout = update_timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> EngineClient:
+        # As many connections as there are answers in flight: a request that waited here for a connection would be
+        # invisible to the engine's scheduler.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        what = f"request {request.request_id}"
+        return await self._post("/generate", request, Completion, self._request_timeout, what)
+
+    async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
+        body = UpdateRequest(
+            version=weights.version,
+            path=weights.path,
+            bytes=weights.bytes,
+            checksum=weights.checksum,
+            interrupt=interrupt,
+        )
+        what = f"the update to version {weights.version}"
+        return await self._post("/update_weights", body, WeightUpdate, self._update_timeout, what)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self._post("/abort", AbortRequest(list(request_ids)), dict[str, Any], self._update_timeout, "abort")
+
+    async def pause(self) -> None:
+        await self._post("/pause", {}, dict[str, Any], self._update_timeout, "pause")
+
+    async def resume(self) -> None:
+        await self._post("/resume", {}, dict[str, Any], self._update_timeout, "resume")
+
+    async def metrics(self) -> dict[str, float]:
+        reply = await self._call("GET", "/metrics", None, self._update_timeout, "metrics")
+        return msgspec.json.decode(reply, type=dict[str, float])
+
+    async def _post(self, path: str, body: object, kind: type[T], timeout: float, what: str) -> T:
+        return decode(await self._call("POST", path, encode(body), timeout, what), kind)
+
+    async def _call(self, method: str, path: str, body: bytes | None, timeout: float, what: str) -> bytes:
+        """One HTTP exchange.
+
+        Raises:
+            RolloutError: connection lost, deadline over, or a status other than 200.
+        """
+        if self._session is None:
+            raise RuntimeError(f"{self.name}: the client is used as a context manager")
+        headers = _MSGPACK if body is not None else {}
+        try:
+            async with asyncio.timeout(timeout):
+                async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
+                    reply = await response.read()
+        except TimeoutError:
+            raise RolloutError(f"{self.name}: no answer to {what} within {timeout:g} s") from None
+        except aiohttp.ClientError as error:
+            raise RolloutError(f"{self.name}: connection lost during {what}: {error!r}") from error
+        if response.status != 200:
+            raise RolloutError(f"{self.name}: {what} failed: {reply.decode(errors='replace')[:2000]}")
+        return reply

@@ -1,0 +1,79 @@
+"""One prompt's episode: sample the group's answers at the same time, score each as soon as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fleuve.config.settings import RolloutSettings
+from fleuve.contracts import Rewarder, RolloutEngine, RolloutError
+from fleuve.types import GenerationRequest, Prompt, SamplingParams, Trajectory
+
+
+def answer_seed(run_seed: int, prompt_id: str, sample: int) -> int:
+    """The sampling seed of one answer: a function of the run, the prompt and the answer's number alone, so that a
+    prompt that is served again gets the same random numbers, whatever else happened."""
+    digest = hashlib.blake2b(f"{run_seed}/{prompt_id}/{sample}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class SingleTurn:
+    """Implements `contracts.Workflow`: `group_size` independent answers, each scored by the prompt's verifier."""
+
+    def __init__(
+        self, settings: RolloutSettings, seed: int, decode: Callable[[Sequence[int]], str], rewarder: Rewarder
+    ) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._decode = decode
+        self._rewarder = rewarder
+
+    async def run(self, engine: RolloutEngine, prompt: Prompt, group: int) -> list[Trajectory]:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                answers = [
+                    tasks.create_task(self._answer(engine, prompt, group, sample))
+                    for sample in range(self._settings.group_size)
+                ]
+        except ExceptionGroup as errors:
+            failed, faults = errors.split(RolloutError)
+            if failed is None or faults is not None:
+                raise
+            raise failed.exceptions[0] from None
+        return [answer.result() for answer in answers]
+
+    async def _answer(self, engine: RolloutEngine, prompt: Prompt, group: int, sample: int) -> Trajectory:
+        settings = self._settings
+        completion = await engine.generate(
+            GenerationRequest(
+                request_id=f"{group}/{sample}",
+                input_ids=prompt.input_ids,
+                sampling=SamplingParams(
+                    max_new_tokens=settings.max_new_tokens,
+                    temperature=settings.temperature,
+                    top_p=settings.top_p,
+                    top_k=settings.top_k,
+                    stop=settings.stop,
+                    seed=answer_seed(self._seed, prompt.id, sample),
+                ),
+            )
+        )
+        if completion.finish_reason == "abort":
+            raise RolloutError(f"request {completion.request_id} was aborted by the worker")
+        text = self._decode(completion.output_ids)
+        verdict = await self._rewarder.score(prompt, text)
+        return Trajectory(
+            prompt_ids=np.asarray(prompt.input_ids, np.int32),
+            output_ids=np.asarray(completion.output_ids, np.int32),
+            logprobs=np.asarray(completion.logprobs, np.float32),
+            versions=np.asarray(completion.versions, np.int32),
+            loss_mask=np.ones(len(completion.output_ids), np.bool_),
+            finish_reason=completion.finish_reason,
+            interruptions=completion.interruptions,
+            reward=verdict.score,
+            excluded=verdict.reason if verdict.score is None else "",
+            text=text,
+        )
