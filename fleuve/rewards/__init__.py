@@ -1,0 +1,1 @@
+"""Verifiers, and the pool of killable processes that runs them."""
