@@ -1,0 +1,127 @@
+"""Which sequences share a micro-batch: a hard token budget, few micro-batches, and all about equally full.
+
+Sequences are laid end to end without padding, so a micro-batch costs the sum of its lengths. First-fit-decreasing says
+how many are enough; a local search then evens them out, because ranks wait for each other and the peak of memory is the
+fullest one's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Sequence
+
+Bins = list[list[int]]
+
+
+def pack(lengths: Sequence[int], budget: int) -> Bins:
+    """Split sequences into micro-batches of at most `budget` tokens.
+
+    Never more micro-batches than first-fit-decreasing makes, and never less evenly filled than its. The same input
+    gives the same output.
+
+    Args:
+        lengths: tokens of each sequence.
+        budget: the most tokens of one micro-batch.
+
+    Returns:
+        The micro-batches, each a list of ascending indices into `lengths`; every index is in exactly one.
+
+    Raises:
+        ValueError: a sequence alone is over the budget; says which.
+
+    Example:
+        >>> pack([6, 5, 4, 3, 2], budget=10)
+        [[0, 2], [1, 3, 4]]
+    """
+    for index, length in enumerate(lengths):
+        if length > budget:
+            raise ValueError(f"sequence {index} has {length} tokens, more than the token budget of {budget}")
+    if not lengths:
+        return []
+    bins = first_fit_decreasing(lengths, budget)
+    fewest = max(1, -(-sum(lengths) // budget))
+    for count in range(fewest, len(bins) + 1):
+        level = _least_loaded(lengths, count)
+        if max(_load(b, lengths) for b in level) <= budget:
+            bins = level
+            break
+    _even_out(bins, lengths)
+    return sorted(sorted(b) for b in bins)
+
+
+def first_fit_decreasing(lengths: Sequence[int], budget: int) -> Bins:
+    """The longest first, each into the first micro-batch that has room (at most 11/9 of the fewest possible, plus 1)."""
+    bins: Bins = []
+    loads: list[int] = []
+    for index in _longest_first(lengths):
+        for b, load in enumerate(loads):
+            if load + lengths[index] <= budget:
+                bins[b].append(index)
+                loads[b] += lengths[index]
+                break
+        else:
+            bins.append([index])
+            loads.append(lengths[index])
+    return bins
+
+
+def _least_loaded(lengths: Sequence[int], count: int) -> Bins:
+    """The longest first, each into the emptiest of `count` bins, whatever the budget."""
+    bins: Bins = [[] for _ in range(count)]
+    heap = [(0, b) for b in range(count)]
+    for index in _longest_first(lengths):
+        load, b = heapq.heappop(heap)
+        bins[b].append(index)
+        heapq.heappush(heap, (load + lengths[index], b))
+    return [b for b in bins if b]
+
+
+def _even_out(bins: Bins, lengths: Sequence[int]) -> None:
+    """Move or swap sequences out of the fullest bin, in place, while that narrows the gap to another bin.
+
+    Each change lowers the sum of squared loads and raises no load above the fullest's, so the search ends, and the
+    budget holds.
+    """
+    loads = [_load(b, lengths) for b in bins]
+    for _ in range(4 * len(lengths)):
+        fullest = max(range(len(bins)), key=loads.__getitem__)
+        for other in sorted(range(len(bins)), key=loads.__getitem__):
+            exchange = _best_exchange(bins[fullest], bins[other], lengths, loads[fullest] - loads[other])
+            if exchange is not None:
+                break
+        else:
+            return
+        out, back = exchange
+        bins[fullest].remove(out)
+        bins[other].append(out)
+        if back is not None:
+            bins[other].remove(back)
+            bins[fullest].append(back)
+        loads[fullest], loads[other] = _load(bins[fullest], lengths), _load(bins[other], lengths)
+
+
+def _best_exchange(
+    full: list[int], other: list[int], lengths: Sequence[int], gap: int
+) -> tuple[int, int | None] | None:
+    """The sequence to move (and the one to take back, if any) that brings two bins `gap` apart closest together."""
+    if gap < 2:
+        return None
+    partners: list[int | None] = [None, *sorted(other, key=lambda i: (lengths[i], i))]
+    sizes = [0 if p is None else lengths[p] for p in partners]
+    best, exchange = gap, None
+    for out in full:
+        # The best shift is gap / 2; the nearest partners are beside lengths[out] − gap / 2.
+        place = bisect_left(sizes, lengths[out] - gap / 2)
+        for p in (place - 1, place):
+            if 0 <= p < len(partners) and (left := abs(gap - 2 * (lengths[out] - sizes[p]))) < best:
+                best, exchange = left, (out, partners[p])
+    return exchange
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+
+def _load(indices: Sequence[int], lengths: Sequence[int]) -> int:
+    return sum(lengths[i] for i in indices)
