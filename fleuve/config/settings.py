@@ -19,7 +19,7 @@ Dtype = Literal["float32", "bfloat16"]
 class Section(BaseModel):
     """A table of the settings file: unknown keys are errors, values are not changed after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class ModelSettings(Section):
@@ -124,6 +124,12 @@ class WeightsSettings(Section):
     transport: Literal["shared_memory", "path"] = "shared_memory"
     path: str | None = None
     keep: Positive = 2
+
+    @model_validator(mode="after")
+    def _path_is_given(self) -> WeightsSettings:
+        if self.transport == "path" and self.path is None:
+            raise ValueError('weights.transport = "path" needs weights.path, a directory that trainer and workers see')
+        return self
 
 
 class LaunchSettings(Section):
