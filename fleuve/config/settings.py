@@ -110,12 +110,14 @@ class AlgorithmSettings(Section):
 
 
 class RewardSettings(Section):
-    """The pool of verifier processes. `deadline` is per check and starts when the check starts."""
+    """The pool of verifier processes. `deadline` is per check and starts when the check starts; `memory_gb` bounds what
+    one process may allocate (0: no bound)."""
 
     workers: Positive = 1
     deadline: Seconds = 5.0
     queue_timeout: Seconds = 600.0
     start_timeout: Seconds = 60.0
+    memory_gb: Annotated[float, Field(ge=0)] = 4.0
 
 
 class WeightsSettings(Section):
