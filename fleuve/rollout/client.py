@@ -33,7 +33,7 @@ class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineClient:
-    """Implements `contracts.RolloutEngine`: every call has a deadline and fails with a RolloutError naming the worker."""
+    """Implements `contracts.RolloutEngine`; calls have deadlines, and fail with a RolloutError naming the worker."""
 
     def __init__(self, name: str, url: str, request_timeout: float, update_timeout: float) -> None:
         self.name = name

@@ -1,0 +1,161 @@
+"""The controller's promises, on virtual time: η is a bound, every group is accounted for, nothing waits for ever."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from world import World, heavy_tail
+
+from fleuve.contracts import RunError
+from fleuve.control.gate import State
+from fleuve.simulate.clock import run_virtual
+
+SEEDS = st.integers(0, 2**32)
+
+
+def play(after: Callable[[World], Awaitable[None]] | None = None, **options: object) -> World:
+    """Run a world to its end on virtual time; `after` acts while it runs."""
+
+    async def main() -> World:
+        world = World(**options)
+        helper = asyncio.ensure_future(after(world)) if after else None
+        await world.controller.run()
+        if helper:
+            await helper
+        return world
+
+    return run_virtual(main())
+
+
+def assert_conserved(world: World) -> None:
+    gate = world.controller.gate
+    assert gate.admitted == sum(gate.count(s) for s in State) + gate.trained + gate.dropped.total()
+    assert gate.trained == sum(len(b.groups) for b in world.trainer.batches)
+    assert max(world.trained().values()) == 1
+
+
+@given(SEEDS, st.integers(0, 6), st.integers(1, 5), st.floats(0.001, 1.0), st.floats(0.0, 0.5))
+@settings(max_examples=60, deadline=None)
+def test_with_wait_no_token_is_trained_staler_than_eta(seed, eta, batch_size, train_seconds, update_seconds):
+    world = play(seed=seed, eta=eta, batch_size=batch_size, train_seconds=train_seconds, update_seconds=update_seconds)
+    assert max(world.staleness()) <= eta
+    assert_conserved(world)
+    assert world.controller.version == 20
+    assert world.controller.gate.trained == 20 * batch_size
+    assert world.controller.pending() == []
+
+
+def test_eta_0_is_synchronous():
+    world = play(eta=0, train_seconds=0.5)
+    assert set(world.staleness()) == {0}
+    assert world.trainer.generated_while_stepping == 0
+
+
+def test_eta_1_overlaps_generation_with_training():
+    world = play(eta=1, train_seconds=0.5)
+    assert world.trainer.generated_while_stepping > 0
+    assert max(world.staleness()) == 1
+
+
+@pytest.mark.parametrize("overdue", ["mask", "train"])
+def test_without_wait_a_long_answer_is_trained_beyond_eta_and_no_step_waits_for_it(overdue):
+    world = play(eta=1, overdue=overdue, steps=60, train_seconds=0.02)
+    assert max(world.staleness()) > 1
+    assert_conserved(world)
+
+
+def test_drop_discards_overdue_groups_counts_them_and_gives_their_prompts_back():
+    world = play(eta=1, overdue="drop", steps=60, train_seconds=0.02)
+    assert max(world.staleness()) <= 1
+    assert world.controller.gate.dropped["overdue"] > 0
+    assert_conserved(world)
+    issued_again = [p for p, n in world.source.issued.items() if n > 1]
+    assert issued_again
+
+
+@pytest.mark.parametrize("overdue", ["wait", "mask", "train"])
+def test_long_answers_are_trained_as_often_as_they_are_issued(overdue):
+    world = play(eta=1, overdue=overdue, steps=100, train_seconds=0.02)
+    lengths = [len(t.output_ids) for b in world.trainer.batches for t in b.trajectories]
+    world_lengths = Counter(lengths)
+    assert world_lengths[200] >= 0.01 * len(lengths)
+    assert world.source.issued.total() == len(lengths) + world.controller.gate.dropped.total()
+
+
+def test_a_version_that_the_fleet_skips_is_superseded_by_a_newer_one():
+    world = play(eta=8, train_seconds=0.01, update_seconds=0.5)
+    assert world.engines[0].served == sorted(world.engines[0].served)
+    assert len(world.engines[0].served) < 20
+    assert world.engines[0].served[-1] == 20
+
+
+def test_a_request_that_never_ends_is_dropped_by_name_and_the_version_still_advances():
+    async def lose_one(world: World) -> None:
+        world.engines[0].fault = lambda r: "hang" if r.request_id == "2/0" else ""
+
+    world = play(lose_one, eta=2, group_timeout=3.0)
+    assert world.controller.version == 20
+    assert world.controller.gate.dropped == Counter({"timeout": 1}) or world.controller.gate.dropped == Counter()
+    assert_conserved(world)
+
+
+def test_groups_that_fail_give_their_slots_and_prompts_back():
+    async def flaky(world: World) -> None:
+        for engine in world.engines:
+            engine.fault = lambda _, rng=engine.rng: "raise" if rng.random() < 0.3 else ""
+
+    world = play(flaky, eta=1, steps=40)
+    assert world.controller.gate.dropped["rollout failed"] > 10
+    assert_conserved(world)
+    assert world.controller.gate.trained == 160
+    assert any("failed" in note for note in world.observer.notes)
+
+
+def test_when_every_group_fails_the_run_ends_and_says_why():
+    with pytest.raises(ExceptionGroup) as caught:
+        play(verdict=lambda _: None)
+    assert caught.group_contains(RunError, match="groups in a row were dropped; the last one: no verdict: verifier")
+
+
+def test_stopping_keeps_every_admitted_prompt_that_was_not_trained():
+    async def stop_soon(world: World) -> None:
+        await asyncio.sleep(1.234)
+        world.controller.stop()
+
+    world = play(stop_soon, eta=3, steps=1000)
+    issued, trained = set(world.source.issued), set(world.trained())
+    assert 0 < world.controller.version < 1000
+    assert {p.id for p in world.controller.pending()} == issued - trained
+
+
+def test_an_evaluation_sees_one_version_and_says_which():
+    world = play(eta=4, train_seconds=0.02, evaluate_every=5)
+    assert [seen == {version} for version, seen in world.evaluated] == [True] * len(world.evaluated)
+    versions = [version for version, _ in world.evaluated]
+    assert versions[0] == 0
+    assert versions[-1] == 20
+    assert len(versions) >= 3
+
+
+@pytest.mark.parametrize("eta", [0, 2])
+def test_colocated_never_generates_while_it_trains(eta):
+    world = play(eta=eta, placement="colocated", train_seconds=0.3)
+    assert world.trainer.generated_while_stepping == 0
+    assert max(world.staleness()) <= eta
+
+
+def test_the_same_seed_gives_the_same_run():
+    def fingerprint() -> list[list[int]]:
+        return [[g.id for g in b.groups] for b in play(seed=7, steps=30).trainer.batches]
+
+    assert fingerprint() == fingerprint()
+
+
+def test_groups_need_not_be_ready_in_order_but_the_step_metrics_count_mixed_versions():
+    world = play(eta=2, length=heavy_tail, train_seconds=0.05)
+    mixed = sum(len(np.unique(t.versions)) > 1 for b in world.trainer.batches for t in b.trajectories)
+    assert sum(m["rollout/interrupted"] for m in world.observer.steps) == mixed > 0
