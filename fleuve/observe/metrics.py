@@ -1,0 +1,77 @@
+"""Metrics of each step: one JSON object a line, and TensorBoard's event file. Neither needs torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fleuve.errors import UserError
+
+
+class MetricsFile:
+    """`metrics.jsonl`. Every line is whole and on disk when `write` returns; NaN and infinities become null."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """One step. Whole numbers are written without a decimal point."""
+        line = msgspec.json.encode({name: _tidy(value) for name, value in metrics.items()})
+        self._file.write(line + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """A TensorBoard event file under `directory`, one scalar a metric."""
+
+    def __init__(self, directory: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        self._writer = EventFileWriter(str(directory), flush_secs=10)
+
+    def write(self, metrics: Mapping[str, float]) -> None:
+        """One step, all metrics in one event."""
+        values = [self._summary.Value(tag=k, simple_value=v) for k, v in metrics.items() if k != "step"]
+        event = self._event(wall_time=time.time(), step=int(metrics["step"]), summary=self._summary(value=values))
+        self._writer.add_event(event)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The steps of a `metrics.jsonl`. A last line that a killed run left half-written is passed over.
+
+    Raises:
+        UserError: no such file, or a line in it that is not JSON.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number == len(lines) and not line.endswith("\n"):
+                break
+            raise UserError(f"{path}, line {number}: not JSON") from None
+    return rows
+
+
+def _tidy(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else value

@@ -1,0 +1,109 @@
+"""The run directory: where everything that a run leaves behind lies, and whose it is.
+
+RUN/  config.toml  metrics.jsonl  trace.json  rollouts/  checkpoints/  logs/  tensorboard/
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from fleuve.errors import UserError
+
+
+class RunDirectory:
+    """Names of the files of one run. Creating one makes no files: `create_run_directory` does."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self.config = self.root / "config.toml"
+        self.metrics = self.root / "metrics.jsonl"
+        self.trace = self.root / "trace.json"
+        self.rollouts = self.root / "rollouts"
+        self.checkpoints = self.root / "checkpoints"
+        self.logs = self.root / "logs"
+        self.log = self.logs / "run.log"
+        self.tensorboard = self.root / "tensorboard"
+        self.moved_to: Path | None = None
+        self._lock: int | None = None
+
+    def checkpoint(self, step: int) -> Path:
+        """`checkpoints/step-000100`."""
+        return self.checkpoints / f"step-{step:06d}"
+
+    def rollout_file(self, step: int) -> Path:
+        """`rollouts/step-000100.jsonl`."""
+        return self.rollouts / f"step-{step:06d}.jsonl"
+
+    def lock(self) -> None:
+        """Hold the directory until this process ends, so that no second run writes into it.
+
+        Raises:
+            UserError: another run holds it.
+        """
+        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(fd, 32).decode(errors="replace").strip()
+            os.close(fd)
+            raise UserError(f"a run is going on in {self.root} (process {owner}); choose another run_dir") from None
+        os.ftruncate(fd, 0)
+        os.write(fd, f"{os.getpid()}\n".encode())
+        self._lock = fd
+
+    def release(self) -> None:
+        """Give the directory up before the process ends."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def create_run_directory(path: str | Path, config_toml: str) -> RunDirectory:
+    """Make `path` the directory of a new run. Nothing is lost: a run that is there already is moved to `path.1`,
+    `path.2`, …, and `moved_to` of the result says where.
+
+    Raises:
+        UserError: a run is going on there, or `path` holds something that is not a run, or cannot be written.
+    """
+    run = RunDirectory(path)
+    problem = run_directory_problem(path)
+    if problem:
+        raise UserError(problem)
+    try:
+        if run.config.exists():
+            run.lock()
+            run.moved_to = _free_name(run.root)
+            run.root.rename(run.moved_to)
+            run.release()
+        for folder in (run.root, run.rollouts, run.checkpoints, run.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        run.lock()
+        run.config.write_text(config_toml, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"run_dir = {run.root}: cannot be written: {error.strerror}") from None
+    return run
+
+
+def run_directory_problem(path: str | Path) -> str | None:
+    """Why a new run cannot be made at `path`, in one line; None if it can. Changes nothing."""
+    root = Path(path)
+    if root.exists():
+        if not root.is_dir():
+            return f"run_dir = {root}: is a file, not a directory"
+        if any(root.iterdir()) and not (root / "config.toml").exists():
+            return f"run_dir = {root}: holds files that are not a run's; choose another"
+    existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        return f"run_dir = {root}: {existing} is a file, not a directory"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"run_dir = {root}: no permission to write in {existing}"
+    return None
+
+
+def _free_name(root: Path) -> Path:
+    number = 1
+    while (candidate := root.with_name(f"{root.name}.{number}")).exists():
+        number += 1
+    return candidate
