@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from fleuve.config.settings import Settings
 from fleuve.contracts import (
     Observer,
@@ -102,6 +104,16 @@ class Controller:
     def pending(self) -> list[Prompt]:
         """Prompts admitted and neither trained nor dropped: a resumed run serves these first."""
         return list(self._prompts.values())
+
+    def state(self) -> dict[str, object]:
+        """What a checkpoint keeps of the controller: the data cursor, the pending prompts, the ledger."""
+        return {
+            "source": self._source.state(),
+            "pending": msgspec.to_builtins(self.pending()),
+            "admitted": self.gate.admitted,
+            "trained": self.gate.trained,
+            "dropped": dict(self.gate.dropped),
+        }
 
     # --- admit ------------------------------------------------------------------------------------------------------
 
