@@ -35,7 +35,7 @@ INTERRUPTED = 130
 
 
 class Stop:
-    """Ctrl-C: the first ends the run after its step, which is cut short after `STEP_GRACE`; the second ends it at once."""
+    """Ctrl-C: the first ends the run after its step (cut short after `STEP_GRACE`), the second ends it at once."""
 
     def __init__(self, main: asyncio.Task[int]) -> None:
         self.asked = False
