@@ -2,8 +2,8 @@
 
     python benchmarks/async_vs_sync.py [--quick] [--config examples/quickstart.toml]
 
-Asynchronous: η = 4, rollout and training at the same time, each on its own cores. Synchronous: η = 0, colocated, so that
-generation and training each have all cores in turn; it is measured with one engine on all cores and with one engine a
+Asynchronous: η = 4, rollout and training at the same time, each on its own cores. Synchronous: η = 0, colocated: there
+generation and training have all cores in turn; it is measured with one engine on all cores and with one engine a
 core, and the better of the two is compared. Both run as `fleuve train`, turn about. The learning rate is next to
 nothing, so that answer lengths stay those of the initial model in every run. Tokens of the first steps, in which
 the pipeline fills, are not counted.
