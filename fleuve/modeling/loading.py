@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from fleuve.config.models import resolve_model
 from fleuve.modeling.attention import NAME
-
-BUILTIN = "builtin:"
-ASSETS = Path(__file__).parent.parent / "assets"
-
-
-def resolve_model(path: str) -> str:
-    """`builtin:NAME` to the directory of a model that ships with Fleuve; anything else stays as it is."""
-    return str(ASSETS / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
 
 
 def load_model(path: str, dtype: torch.dtype, device: str = "cpu") -> torch.nn.Module:

