@@ -1,0 +1,124 @@
+"""The KV cache: one slab of memory for each capacity class, the rows in use side by side at its start.
+
+There are no custom kernels here, so nothing may be gathered page by page: because rows in use are dense, attention over
+a whole class reads one contiguous view. A row that leaves is filled with the last one; a sequence that outgrows its
+class is copied to the next, twice as large, which costs one copy of each token over its life. Slabs double and halve
+with the number of their rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fleuve.engine.scheduler import Copy, Move, Release, Resize
+from fleuve.engine.sequence import Sequence
+
+SMALLEST_SLAB = 4  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The shape of one cached position."""
+
+    layers: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(eq=False, slots=True)
+class Slab:
+    """The rows of one capacity: `keys`, `values` are [layers, allocated, kv_heads, capacity, head_dim], and the rows
+    of `owners` are the first of them."""
+
+    capacity: int
+    keys: Tensor
+    values: Tensor
+    owners: list[Sequence] = field(default_factory=list)
+
+    @property
+    def allocated(self) -> int:
+        """Rows there is memory for."""
+        return self.keys.shape[1]
+
+
+class KVCache:
+    """Carries out what the scheduler decided. Memory is zeroed when allocated: masked positions are multiplied by a
+    weight of zero, which must not meet a NaN."""
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        self.layout = layout
+        self.dtype = dtype
+        self.device = device
+        self.slabs: dict[int, Slab] = {}
+        self._places: dict[Sequence, tuple[Slab, int]] = {}
+
+    def place(self, sequence: Sequence) -> tuple[Slab, int]:
+        """The slab and row of a sequence that has one."""
+        return self._places[sequence]
+
+    def apply(self, moves: list[Move]) -> None:
+        """Carry out a plan's moves, in order."""
+        for move in moves:
+            match move:
+                case Resize(sequence, capacity, keep):
+                    self._resize(sequence, capacity, keep)
+                case Release(sequence):
+                    self._release(*self._places.pop(sequence))
+                case Copy(donor, sequence, tokens):
+                    self._copy(self._places[donor], self._places[sequence], tokens)
+
+    def clear(self) -> None:
+        """Zero all memory: after weights whose keys or values may not have been finite."""
+        for slab in self.slabs.values():
+            slab.keys.zero_()
+            slab.values.zero_()
+
+    def _resize(self, sequence: Sequence, capacity: int, keep: int) -> None:
+        old = self._places.get(sequence)
+        slab = self.slabs.get(capacity)
+        if slab is None:
+            slab = self.slabs[capacity] = Slab(capacity, *self._memory(SMALLEST_SLAB, capacity))
+        if len(slab.owners) == slab.allocated:
+            self._reallocate(slab, 2 * slab.allocated)
+        new = (slab, len(slab.owners))
+        slab.owners.append(sequence)
+        self._places[sequence] = new
+        if old is not None:
+            self._copy(old, new, keep)
+            self._release(*old)
+
+    def _release(self, slab: Slab, row: int) -> None:
+        last = slab.owners.pop()
+        if row < len(slab.owners):
+            slab.keys[:, row] = slab.keys[:, len(slab.owners)]
+            slab.values[:, row] = slab.values[:, len(slab.owners)]
+            slab.owners[row] = last
+            self._places[last] = (slab, row)
+        if not slab.owners:
+            del self.slabs[slab.capacity]
+        elif SMALLEST_SLAB < slab.allocated >= 4 * len(slab.owners):
+            self._reallocate(slab, slab.allocated // 2)
+
+    def _copy(self, source: tuple[Slab, int], target: tuple[Slab, int], tokens: int) -> None:
+        if tokens:
+            (a, i), (b, j) = source, target
+            b.keys[:, j, :, :tokens] = a.keys[:, i, :, :tokens]
+            b.values[:, j, :, :tokens] = a.values[:, i, :, :tokens]
+
+    def _memory(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
+        head = (self.layout.layers, rows, self.layout.kv_heads, capacity)
+        return (
+            torch.zeros((*head, self.layout.key_dim), dtype=self.dtype, device=self.device),
+            torch.zeros((*head, self.layout.value_dim), dtype=self.dtype, device=self.device),
+        )
+
+    def _reallocate(self, slab: Slab, rows: int) -> None:
+        keys, values = self._memory(rows, slab.capacity)
+        used = len(slab.owners)
+        keys[:, :used] = slab.keys[:, :used]
+        values[:, :used] = slab.values[:, :used]
+        slab.keys, slab.values = keys, values
