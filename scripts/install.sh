@@ -21,7 +21,7 @@ if sys.version_info < (3, 11):
 CHECK
 
 [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; }
 has_torch() { "$venv/bin/python" -c 'import importlib.metadata as m; m.version("torch")' 2>/dev/null; }
 
@@ -40,7 +40,7 @@ install_torch() {
     pip install "torch==$torch"
 }
 
-echo "installing into $venv"
+echo "installing into $venv (a minute or more)"
 has_torch || install_torch
 pip install --editable '.[dev]'
 "$venv/bin/fleuve" --help >/dev/null
