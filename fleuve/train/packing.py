@@ -51,7 +51,7 @@ def pack(lengths: Sequence[int], budget: int) -> Bins:
 
 
 def first_fit_decreasing(lengths: Sequence[int], budget: int) -> Bins:
-    """The longest first, each into the first micro-batch that has room (at most 11/9 of the fewest possible, plus 1)."""
+    """The longest first, each into the first micro-batch that has room (at most 11/9 of the fewest possible, + 1)."""
     bins: Bins = []
     loads: list[int] = []
     for index in _longest_first(lengths):

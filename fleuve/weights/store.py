@@ -33,11 +33,16 @@ class WeightStore:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         self.keep = keep
-        self._published: list[Path] = []
+        self._published: dict[int, Path] = {}  # oldest first
         self._lock: int | None = claim(directory)
 
-    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> WeightFile:
-        """Write one version. Give each tied weight once (as `named_parameters` does).
+    def publish(self, version: int, tensors: Iterable[tuple[str, Tensor]], served: int | None = None) -> WeightFile:
+        """Write one version, and remove the oldest beyond `keep`.
+
+        Args:
+            version: of the policy. A version that is already there is replaced.
+            tensors: each tied weight once (as `named_parameters` does).
+            served: the version that the readers have; it and the newer ones, which they may be asked to read, stay.
 
         Raises:
             OSError: no space left. Nothing remains under the final name.
@@ -56,9 +61,12 @@ class WeightStore:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        self._published = [p for p in self._published if p != path] + [path]
-        while len(self._published) > self.keep:
-            self._published.pop(0).unlink(missing_ok=True)
+        self._published.pop(version, None)
+        self._published[version] = path
+        for old, old_path in list(self._published.items())[: -self.keep]:
+            if served is None or old < served:
+                old_path.unlink(missing_ok=True)
+                del self._published[old]
         return file
 
     def close(self) -> None:

@@ -42,6 +42,15 @@ def test_a_consumer_may_jump_over_versions_and_the_newest_two_stay(store: Weight
     assert len(list(store.directory.glob("*.safetensors"))) == 2
 
 
+def test_a_version_that_readers_may_still_be_asked_for_stays(store: WeightStore) -> None:
+    files = [store.publish(v, _tensors(float(v)), served=1) for v in range(5)]
+    assert [read_weights(f)["a"][0, 0].item() for f in files[1:]] == [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(WeightError, match="version 0"):
+        read_weights(files[0])
+    store.publish(5, _tensors(5.0), served=5)
+    assert len(list(store.directory.glob("*.safetensors"))) == 2
+
+
 def test_publishing_a_version_again_replaces_it(store: WeightStore) -> None:
     store.publish(5, _tensors(1.0))
     store.publish(5, _tensors(2.0))

@@ -1,0 +1,98 @@
+"""The trainer's checkpoint: `model/`, a Hugging Face directory that anything opens, and `trainer.safetensors`.
+
+The second holds tensors and one number, no pickled objects: opening a checkpoint executes nothing. Both are written
+beside their final names, flushed to the disk, then renamed; whoever adds more to the directory marks the whole as
+committed, last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from fleuve.errors import UserError
+from fleuve.modeling.loading import load_tokenizer
+from fleuve.train.optimizer import MasterOptimizer
+
+MODEL = "model"
+STATE = "trainer.safetensors"
+_PART = ".part"
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
+
+
+def save(path: Path, model: nn.Module, optimizer: MasterOptimizer, version: int, source: str) -> None:
+    """Write `path/model` and `path/trainer.safetensors`. `source` is where the model's tokenizer comes from.
+
+    Raises:
+        OSError: the disk is full (or whatever the system says), with the path. Nothing half-written remains under a
+            final name.
+    """
+    part_model, part_state = path / (MODEL + _PART), path / (STATE + _PART)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(part_model, ignore_errors=True)
+        save_model(part_model, model, source)
+        tensors = {name: t.detach().cpu().contiguous() for name, t in optimizer.state().items()}
+        save_file(tensors, part_state, {"version": str(version)})
+        for file in (*part_model.iterdir(), part_model, part_state):
+            _flush(file)
+        shutil.rmtree(path / MODEL, ignore_errors=True)
+        os.replace(part_model, path / MODEL)
+        os.replace(part_state, path / STATE)
+        _flush(path)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part_model, ignore_errors=True)
+        part_state.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise OSError(f"cannot write the checkpoint {path}: {error}") from error
+
+
+def load(path: Path, optimizer: MasterOptimizer) -> int:
+    """Restore weights and optimiser state from `path`; returns the policy version.
+
+    Raises:
+        UserError: there is no trainer state, or it belongs to another model.
+    """
+    file = path / STATE
+    if not file.exists():
+        raise UserError(f"{path} is no checkpoint: {STATE} is missing")
+    with safe_open(file, framework="pt", device="cpu") as opened:
+        version = int(opened.metadata()["version"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
+    try:
+        optimizer.restore(tensors)
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{file} belongs to another model: {error}") from error
+    return version
+
+
+def save_model(path: Path, model: Any, source: str | None) -> None:
+    """A Hugging Face directory: config, weights, generation config, and `source`'s tokenizer if one is named.
+
+    Our attention function is not written into the config: `from_pretrained` picks its own.
+    """
+    model.save_pretrained(path)
+    if source is None:
+        return
+    if not Path(source).is_dir():  # a hub name
+        load_tokenizer(source).save_pretrained(path)
+        return
+    for pattern in _TOKENIZER_FILES:  # copied as they are: loading and saving again may change them
+        for file in Path(source).glob(pattern):
+            shutil.copyfile(file, path / file.name)
+
+
+def _flush(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,113 @@
+"""The controller's end of the trainer: `contracts.Trainer` over HTTP. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from fleuve.contracts import TrainerError
+from fleuve.types import Batch, StepResult, WeightFile, decode, encode
+
+T = TypeVar("T")
+
+INTERRUPT_TIMEOUT = 10.0
+"""Seconds in which the trainer acknowledges an interruption (not: ends the step)."""
+
+
+class TrainerClient:
+    """An asynchronous context manager: `async with TrainerClient(url, step_timeout) as trainer`.
+
+    Every call ends within `timeout` seconds, or raises a TrainerError that names what it waited for.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url = url.rstrip("/")
+        self._timeout = timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> TrainerClient:
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def step(self, batch: Batch) -> StepResult:
+        """Train one batch.
+
+        Raises:
+            TrainerError: the step failed (the message ends with the trainer's traceback), took too long, or the
+                trainer is gone.
+        """
+        what = f"step {batch.version + 1} ({len(batch.groups)} groups)"
+        return self._decoded(await self._post(what, "/step", encode(batch)), StepResult, what)
+
+    async def interrupt(self) -> None:
+        """End the step in progress after the micro-batch it is at."""
+        await self._post("interrupt", "/interrupt", b"", INTERRUPT_TIMEOUT)
+
+    async def publish(self, served: int | None = None) -> WeightFile:
+        """Write the current version's weights; `served` is the version that the workers have."""
+        body = json.dumps({"served": served}).encode()
+        return self._decoded(await self._post("publish", "/publish", body), WeightFile, "publish")
+
+    async def save(self, path: Path) -> None:
+        """Write a checkpoint directory (on the trainer's machine)."""
+        await self._post(f"save to {path}", "/save", json.dumps({"path": str(path)}).encode())
+
+    async def load(self, path: Path) -> None:
+        """Continue from a checkpoint directory."""
+        await self._post(f"load from {path}", "/load", json.dumps({"path": str(path)}).encode())
+
+    async def health(self) -> dict[str, Any]:
+        """The trainer's name, version, and what it is busy with."""
+        body = await self._request("health", "GET", "/health", None, INTERRUPT_TIMEOUT)
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    async def _post(self, what: str, path: str, body: bytes, timeout: float | None = None) -> bytes:
+        return await self._request(what, "POST", path, body, timeout or self._timeout)
+
+    async def _request(self, what: str, method: str, path: str, body: bytes | None, timeout: float) -> bytes:
+        if self._session is None:
+            raise RuntimeError("TrainerClient is used outside of its `async with`")
+        try:
+            async with asyncio.timeout(timeout):
+                async with self._session.request(method, self._url + path, data=body) as response:
+                    answer = await response.read()
+        except TimeoutError as error:
+            raise TrainerError(f"trainer at {self._url}: no answer to {what} within {timeout:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise TrainerError(f"trainer at {self._url}: {what} failed: {error or type(error).__name__}") from error
+        if response.status != 200:
+            raise TrainerError(f"trainer at {self._url}: {what} failed: {_reason(answer)}")
+        return answer
+
+    def _decoded(self, answer: bytes, kind: type[T], what: str) -> T:
+        try:
+            return decode(answer, kind)
+        except msgspec.DecodeError as error:
+            raise TrainerError(f"trainer at {self._url}: cannot read its answer to {what}: {error}") from error
+
+
+def _reason(answer: bytes) -> str:
+    """The first line says what happened; the trainer's traceback follows."""
+    try:
+        found = json.loads(answer)
+        return f"{found['kind']}: {found['error']}\n{found['traceback']}"
+    except (ValueError, KeyError, TypeError):
+        return answer.decode(errors="replace")

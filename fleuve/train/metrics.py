@@ -1,0 +1,76 @@
+"""What a training step reports of its batch and of the weights that it started from."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from fleuve.train.microbatch import MicroBatch
+from fleuve.types import Batch, BoolArray, Trajectory
+
+SOLVED = 0.5
+"""An answer with a reward above this counts as solved."""
+
+
+def learnt_tokens(trajectory: Trajectory, oldest: int | None) -> BoolArray:
+    """Which output tokens get a gradient, `[tokens]`: those of the loss mask, sampled by version `oldest` or later."""
+    if oldest is None:
+        return trajectory.loss_mask
+    return trajectory.loss_mask & (trajectory.versions >= oldest)
+
+
+def batch_metrics(batch: Batch, max_staleness: int) -> dict[str, float]:
+    """Rewards, lengths and staleness of the answers that have a reward. Staleness is counted over sampled tokens."""
+    answers = batch.trajectories
+    metrics = {"groups/trained": float(len(batch.groups)), "tokens/trained": float(sum(t.length for t in answers))}
+    if not answers:
+        return metrics
+    rewards = np.array([t.reward for t in answers])
+    lengths = np.array([len(t.output_ids) for t in answers])
+    metrics |= {
+        "reward/mean": float(rewards.mean()),
+        "reward/solved": float((rewards > SOLVED).mean()),
+        "response/length_mean": float(lengths.mean()),
+        "response/length_max": float(lengths.max()),
+        "response/truncated": float(np.mean([t.finish_reason == "length" for t in answers])),
+    }
+    staleness = batch.version - np.concatenate([t.versions[t.loss_mask] for t in answers])
+    if len(staleness):
+        metrics |= {
+            "staleness/mean": float(staleness.mean()),
+            "staleness/max": float(staleness.max()),
+            "staleness/overdue_fraction": float((staleness > max_staleness).mean()),
+        }
+    return metrics
+
+
+class StartOfStep:
+    """How the weights at the start of a step see the tokens they learn from, micro-batch by micro-batch.
+
+    `loss/entropy` is their mean entropy. `mismatch/logprob_abs_mean` compares the trainer's log-probability with that
+    recorded at sampling, over tokens of the very same version: what remains is the difference between two
+    implementations (and what top-p or top-k cut off, where they are on).
+    """
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self._entropy = self._mismatch = 0.0
+        self._tokens = self._same_version = 0
+
+    def add(self, micro_batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
+        """All `[targets]`."""
+        if entropies is not None:
+            self._entropy += float(entropies.sum())
+            self._tokens += len(entropies)
+        same = micro_batch.versions == self.version
+        self._mismatch += float(((logprobs.detach() - micro_batch.behaviour).abs() * same).sum())
+        self._same_version += int(same.sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Those that were measured on at least one token."""
+        metrics = {}
+        if self._tokens:
+            metrics["loss/entropy"] = self._entropy / self._tokens
+        if self._same_version:
+            metrics["mismatch/logprob_abs_mean"] = self._mismatch / self._same_version
+        return metrics

@@ -1,0 +1,110 @@
+"""The trainer behind HTTP.
+
+All torch work runs in one thread of its own, one call after the other; the event loop stays free to answer `/health`
+and `/interrupt` in the middle of a step.
+
+    POST /step      Batch → StepResult            POST /save, /load   {path} → {version}
+    POST /publish   {served} → WeightFile         GET  /health        {name, version, busy}
+    POST /interrupt → {}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from fleuve.train.trainer import Trainer
+from fleuve.types import Batch, decode, encode
+
+NAME = "trainer"
+MAX_BODY = 8 << 30
+"""Bytes: a batch is a few hundred MB when answers are long."""
+
+T = TypeVar("T")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class TrainerServer:
+    """Routes requests to `make_trainer()`'s trainer, which is made in the thread that then does all its work."""
+
+    def __init__(self, make_trainer: Callable[[], Trainer]) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._trainer: Trainer = self._executor.submit(make_trainer).result()
+        self._busy = ""
+
+    def app(self) -> web.Application:
+        """The application to serve."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app.add_routes(
+            [
+                web.post("/step", self._step),
+                web.post("/publish", self._publish),
+                web.post("/save", self._save),
+                web.post("/load", self._load),
+                web.post("/interrupt", self._interrupt),
+                web.get("/health", self._health),
+            ]
+        )
+        return app
+
+    async def _step(self, request: web.Request) -> web.Response:
+        batch = decode(await request.read(), Batch)
+        self._trainer.interrupted.clear()
+        return _packed(await self._run("step", lambda: self._trainer.step(batch)))
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        served = (await request.json())["served"]
+        return _packed(await self._run("publish", lambda: self._trainer.publish(served)))
+
+    async def _save(self, request: web.Request) -> web.Response:
+        path = Path((await request.json())["path"])
+        await self._run("save", lambda: self._trainer.save(path))
+        return web.json_response({"version": self._trainer.version})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        path = Path((await request.json())["path"])
+        await self._run("load", lambda: self._trainer.load(path))
+        return web.json_response({"version": self._trainer.version})
+
+    async def _interrupt(self, _: web.Request) -> web.Response:
+        self._trainer.interrupted.set()
+        return web.json_response({})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"name": NAME, "version": self._trainer.version, "busy": self._busy})
+
+    async def _run(self, what: str, work: Callable[[], T]) -> T:
+        def busy() -> T:
+            self._busy = what
+            try:
+                return work()
+            finally:
+                self._busy = ""
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, busy)
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """What a handler raises, as status 500: one line of reason, and the whole traceback (which the log gets too)."""
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        text = traceback.format_exc()
+        print(f"{request.path} failed:\n{text}", file=sys.stderr, flush=True)
+        return web.json_response(
+            {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "traceback": text}, status=500
+        )
+
+
+def _packed(value: Any) -> web.Response:
+    return web.Response(body=encode(value), content_type="application/msgpack")
