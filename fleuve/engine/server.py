@@ -1,0 +1,187 @@
+"""The engine over HTTP: the rollout contract (design, section 4.2), with the OpenAI endpoints beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from fleuve.engine import openai
+from fleuve.engine.engine import RequestError
+from fleuve.engine.loop import EngineLoop
+from fleuve.engine.options import EngineOptions
+from fleuve.engine.parameters import WeightsMismatchError
+from fleuve.engine.service import Service, context_of, open_engine
+from fleuve.errors import UserError
+from fleuve.types import GenerationRequest, Interrupt, WeightFile, decode, encode, to_json
+from fleuve.weights.store import WeightError
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+MAX_BODY = 64 * 2**20
+SWITCH_INTERVAL = 0.0005  # seconds; Python's 5 ms would let a busy server hold the engine's thread up that long an op
+
+T = TypeVar("T")
+
+
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `POST /update_weights`: a `WeightFile`, and what becomes of the answers in flight."""
+
+    version: int
+    path: str
+    bytes: int
+    checksum: str
+    interrupt: Interrupt = "recompute"
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """Body of `POST /abort`."""
+
+    request_ids: list[str]
+
+
+async def _read(request: web.Request, kind: type[T]) -> T:
+    """The body, msgpack or JSON by its Content-Type."""
+    body = await request.read()
+    if request.content_type in (MSGPACK, "application/x-msgpack"):
+        return decode(body, kind)
+    return msgspec.json.decode(body, type=kind)
+
+
+def _reply(request: web.Request, value: Any) -> web.Response:
+    """In the format that the client accepts; one that does not say gets the format it sent."""
+    accepted = request.headers.get("Accept", "*/*")
+    binary = MSGPACK in accepted or (JSON not in accepted and request.content_type == MSGPACK)
+    if binary:
+        return web.Response(body=encode(value), content_type=MSGPACK)
+    return web.Response(body=to_json(value), content_type=JSON)
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """What went wrong as one line of JSON; 400 for what the client can mend, 409 for weights that do not fit."""
+    try:
+        return await handler(request)
+    except (RequestError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _error(400, f"{request.path}: {error}", "invalid_request_error")
+    except (WeightError, WeightsMismatchError) as error:
+        return _error(409, str(error), "weights_error")
+    except (web.HTTPException, ConnectionError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        return _error(500, f"{request.path}: {type(error).__name__}: {error}", "engine_error")
+
+
+def _error(status: int, message: str, kind: str) -> web.Response:
+    line = " ".join(message.split())
+    return web.json_response({"error": {"message": line, "type": kind, "code": status}}, status=status)
+
+
+def application(service: Service) -> web.Application:
+    """The routes. Run it with `handler_cancellation=True`, so that a client that goes away aborts its request."""
+    loop = service.loop
+
+    async def generate(request: web.Request) -> web.Response:
+        return _reply(request, await loop.generate(await _read(request, GenerationRequest)))
+
+    async def update_weights(request: web.Request) -> web.Response:
+        body = await _read(request, UpdateRequest)
+        file = WeightFile(version=body.version, path=body.path, bytes=body.bytes, checksum=body.checksum)
+        return _reply(request, await loop.update_weights(file, body.interrupt))
+
+    async def abort(request: web.Request) -> web.Response:
+        body = await _read(request, AbortRequest)
+        return _reply(request, {"aborted": await loop.abort(body.request_ids)})
+
+    async def pause(request: web.Request) -> web.Response:
+        await loop.pause()
+        return _reply(request, {"paused": True})
+
+    async def resume(request: web.Request) -> web.Response:
+        await loop.resume()
+        return _reply(request, {"paused": False})
+
+    async def health(request: web.Request) -> web.Response:
+        if loop.failed.done():
+            return _error(500, "the engine has stopped", "engine_error")
+        version = loop.engine.version
+        return web.json_response({"status": "ok", "name": service.name, "model": service.model, "version": version})
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.json_response(await loop.metrics())
+
+    app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY)
+    app.add_routes(
+        [
+            web.post("/generate", generate),
+            web.post("/update_weights", update_weights),
+            web.post("/abort", abort),
+            web.post("/pause", pause),
+            web.post("/resume", resume),
+            web.get("/health", health),
+            web.get("/metrics", metrics),
+            *openai.routes(service),
+        ]
+    )
+    return app
+
+
+async def run(options: EngineOptions, sock: socket.socket) -> None:
+    """Serve on a bound socket until SIGTERM or SIGINT; an error that ends the engine's thread is raised here."""
+    engine = await asyncio.to_thread(open_engine, options)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    loop = EngineLoop(engine)
+    loop.start()
+    service = Service(loop, engine.tokenizer, options.name, options.model, context_of(engine.runner.model))
+    runner = web.AppRunner(application(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    await web.SockSite(runner, sock, backlog=1024).start()
+    host, port = sock.getsockname()[:2]
+    print(f"{options.name}: serving {options.model} (version {options.version}) on http://{host}:{port}", flush=True)
+
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    loop.failed.add_done_callback(lambda _: ended.set())
+    await ended.wait()
+    await runner.cleanup()
+    if loop.failed.done():
+        loop.failed.result()
+    else:
+        await loop.stop()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        UserError: the port is in use, or the address cannot be bound.
+    """
+    try:
+        return socket.create_server((host, port), backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"port {port} on {host} is in use by another process: choose another with --port"
+            ) from error
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
+def serve(options: EngineOptions, host: str, port: int) -> None:
+    """Serve a model until interrupted.
+
+    Raises:
+        UserError: the port is in use, or the model cannot be opened.
+    """
+    with bind(host, port) as sock:
+        asyncio.run(run(options, sock))

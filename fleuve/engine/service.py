@@ -1,0 +1,74 @@
+"""What a server serves: the engine's loop with the model's name and tokenizer, opened from `EngineOptions`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fleuve.engine.engine import Engine
+from fleuve.engine.loop import EngineLoop
+from fleuve.engine.options import EngineOptions
+from fleuve.engine.scheduler import Limits
+from fleuve.errors import UserError
+from fleuve.modeling.loading import load_model, load_tokenizer, resolve_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DEFAULT_CONTEXT = 32768  # of a model whose configuration does not say
+
+
+@dataclass(slots=True)
+class Service:
+    """One served model."""
+
+    loop: EngineLoop
+    tokenizer: Any
+    name: str
+    model: str
+    context: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def open_engine(options: EngineOptions) -> Engine:
+    """Load model and tokenizer.
+
+    Raises:
+        UserError: there is no such model, it has no tokenizer, or a device that is not there is asked for.
+    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    cuda = torch.cuda.is_available()
+    if options.device == "cuda" and not cuda:
+        raise UserError('device "cuda" is asked for, but torch finds no GPU: use device "cpu" or "auto"')
+    device = "cuda" if cuda and options.device != "cpu" else "cpu"
+    try:
+        model = load_model(options.model, DTYPES[options.dtype], device)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"cannot open the model {resolve_model(options.model)}: {reason}") from error
+    try:
+        tokenizer = load_tokenizer(options.model)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"the model directory {resolve_model(options.model)} has no tokenizer "
+            "(tokenizer.json and tokenizer_config.json): save one beside the model"
+        ) from error
+    limits = Limits(options.max_running, options.kv_cache_tokens, options.prefill_tokens, context_of(model))
+    return Engine(model, limits, tokenizer=tokenizer, eos=end_tokens(model, tokenizer), version=options.version)
+
+
+def context_of(model: torch.nn.Module) -> int:
+    """The most positions that the model was made for."""
+    config: Any = model.config
+    return int(getattr(config, "max_position_embeddings", None) or DEFAULT_CONTEXT)
+
+
+def end_tokens(model: torch.nn.Module, tokenizer: Any) -> list[int]:
+    """Every token id that the model's generation settings or its tokenizer call an end."""
+    generation: Any = getattr(model, "generation_config", None)
+    ends = getattr(generation, "eos_token_id", None)
+    ids = set(ends) if isinstance(ends, list) else {ends}
+    ids.add(tokenizer.eos_token_id)
+    return sorted(int(i) for i in ids if i is not None)
