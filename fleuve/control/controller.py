@@ -330,7 +330,7 @@ class Controller:
         before = 0.0
         while True:
             counters = await self._fleet.metrics()
-            now, generated = self._now(), counters.get("tokens/generated", 0.0)
+            now, generated = self._now(), counters["tokens_generated"]
             self._pending_metrics["tokens/generated"] = generated
             self._observer.count("throughput/generated_tokens_per_second", generated - before, now)
             self._observer.count("rollout/running", self.gate.count(State.RUNNING), now)

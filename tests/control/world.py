@@ -112,7 +112,7 @@ class Engine:
         self._running.set()
 
     async def metrics(self) -> dict[str, float]:
-        return {"tokens/generated": float(self.tokens)}
+        return {"tokens_generated": float(self.tokens)}
 
 
 class Workflow:
