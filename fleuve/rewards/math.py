@@ -26,6 +26,7 @@ MAX_DEPTH = 12
 _OPEN, _CLOSE = "([{", ")]}"
 _SET_LIKE = re.compile(r"\\pm|\\mp|[<>]|\\[lg]eq?\b|\\in\b|\\cup|\\cap")
 _TOWER = re.compile(r"\^\s*\{?\s*-?\d{5,}|\d\s*[})]*\s*\^[\s{(]*\d+[\s{(]*\^|\d{4,}\s*[})]*\s*!|!\s*[)}\]]*\s*!")
+_BASE = re.compile(r"\d_\{?(\d+)\}?$")
 _INTERVAL_MEMBER = re.compile(r"^[a-zA-Z]\s*\\in\s*")
 
 
@@ -56,11 +57,17 @@ def equal(given: str, wanted: str) -> bool:
             return True
         if is_decimal(given) == is_decimal(wanted) or "%" in given + wanted:
             return False
-    if ("%" in given) != ("%" in wanted):
+    if ("%" in given) != ("%" in wanted) or _other_base(given, wanted):
         return False
     if len(given) > MAX_SYMBOLIC or _depth(given) > MAX_DEPTH or _TOWER.search(given):
         return False
     return _equal_structures(given.replace("\\%", ""), wanted.replace("\\%", ""))
+
+
+def _other_base(given: str, wanted: str) -> bool:
+    """Whether `given` names a number base (`52_9`) that is not the reference's; math-verify drops them as units."""
+    base = _BASE.search(normalise(given))
+    return base is not None and ((other := _BASE.search(normalise(wanted))) is None or other[1] != base[1])
 
 
 def _equal_structures(given: str, wanted: str) -> bool:

@@ -1,0 +1,99 @@
+"""Verifiers by name: `math`, `exact`, or your own `module:function`.
+
+A verifier is `f(text: str, answer: str, row: dict) -> float`: the model's answer, the reference, the whole data row. It
+may be `async`. It runs in a process of its own (`rewards.pool`): it may block, and it may crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import importlib
+import inspect
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+from fleuve.errors import UserError
+from fleuve.rewards.math import verify_math, warm
+
+Verifier = Callable[[str, str, dict[str, Any]], Any]
+
+
+def _math(text: str, answer: str, row: dict[str, Any]) -> float:
+    return verify_math(text, answer)
+
+
+def _exact(text: str, answer: str, row: dict[str, Any]) -> float:
+    return float(text.strip() == answer.strip())
+
+
+BUILT_IN: dict[str, Verifier] = {"math": _math, "exact": _exact}
+
+
+def check_name(name: str) -> None:
+    """Whether `name` can be a verifier, without importing anything of the user's.
+
+    Raises:
+        UserError: it is neither built in nor of the form `module:function`.
+    """
+    module, colon, function = name.partition(":")
+    if name in BUILT_IN or (colon and _dotted(module) and function.isidentifier()):
+        return
+    near = difflib.get_close_matches(name, BUILT_IN, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "there are 'math', 'exact' and your own 'module:function'"
+    raise UserError(f"data.verifier: no verifier {name!r}; {hint}")
+
+
+def load(name: str) -> Verifier:
+    """The verifier of that name; imports the user's module.
+
+    Raises:
+        UserError: the name is unknown, the module cannot be imported, or it has no such function.
+    """
+    check_name(name)
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise UserError(f"verifier {name!r}: cannot import {module_name!r}: {type(error).__name__}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        callables = [n for n, value in vars(module).items() if callable(value)]
+        near = difflib.get_close_matches(function_name, callables, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UserError(f"verifier {name!r}: module {module_name!r} has no function {function_name!r}{hint}")
+    return function  # type: ignore[no-any-return]
+
+
+def prepare(name: str) -> None:
+    """Load a verifier and what it imports at first use, so that no check's deadline pays for it."""
+    load(name)
+    if name == "math":
+        warm()
+
+
+def run(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float | None, str]:
+    """One check: `(score, "")`, or `(None, reason)` if it raised or returned what is no finite number."""
+    try:
+        result = load(name)(text, answer, row)
+        if inspect.iscoroutine(result):
+            result = asyncio.run(result)
+    except BaseException as error:  # SystemExit too: the reward function's failure, not the worker's
+        message = " ".join(str(error).split())[:500]
+        return None, f"verifier {name!r} raised {type(error).__name__}: {message}"
+    if isinstance(result, bool):
+        return float(result), ""
+    if not isinstance(result, numbers.Real):
+        return None, f"verifier {name!r} returned {type(result).__name__}, not a number"
+    score = float(result)
+    if not math.isfinite(score):
+        return None, f"verifier {name!r} returned {score}"
+    return score, ""
+
+
+def _dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
