@@ -71,6 +71,7 @@ class KVCache:
                 case Copy(donor, sequence, tokens):
                     self._copy(self._places[donor], self._places[sequence], tokens)
 
+    @torch.inference_mode()
     def clear(self) -> None:
         """Zero all memory: after weights whose keys or values may not have been finite."""
         for slab in self.slabs.values():

@@ -216,15 +216,12 @@ class Scheduler:
         return None, wait
 
     def _admit(self, budget: int, version: int, admit_new: bool, computing: set[tuple[int, ...]], plan: Plan) -> None:
+        """Let waiting sequences in, oldest first; one that will copy its prompt takes its place already."""
         for sequence in tuple(self.waiting):
             if budget <= 0 or len(self.running) >= self.limits.max_running:
                 return
             if not admit_new and not sequence.num_output:
                 continue
-            if len(sequence.prompt) > 1 and (
-                sequence.prompt in computing or self._donor(sequence, version) == (None, True)
-            ):
-                continue  # a sibling computes the prompt in this very step: copy it in the next
             capacity = self.limits.capacity(min(sequence.length + 1, sequence.max_length))
             if self.used + capacity > self.limits.kv_cache_tokens:
                 return  # nobody overtakes: the oldest gets the room that comes free
