@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ class Policy:
 
 def _checkpoint_layers(model: torch.nn.Module) -> None:
     """transformers recomputes layers only in training mode; nothing else may change with it, so dropout goes to 0."""
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
