@@ -72,7 +72,8 @@ class Controller:
         self._evaluated_version: int | None = None
         self._stopping = False
         self._failures_in_a_row = 0
-        self._pending_metrics: dict[str, float] = {}
+        self._latest: dict[str, float] = {}  # shown with every step until there is a newer value
+        self._evaluated: dict[str, float] = {}  # shown once, with the next step
         self._last_step_at = 0.0
 
     # --- the life of a run ------------------------------------------------------------------------------------------
@@ -269,9 +270,10 @@ class Controller:
             "time/wait_for_batch": wait,
             "time/publish": publish,
             "throughput/trained_tokens_per_second": result.metrics["tokens/trained"] / max(seconds, 1e-9),
-            **self._pending_metrics,
+            **self._latest,
+            **self._evaluated,
         }
-        self._pending_metrics = {}
+        self._evaluated = {}
         self._observer.step(metrics, batch)
 
     # --- deliver ----------------------------------------------------------------------------------------------------
@@ -291,7 +293,7 @@ class Controller:
             self.gate.serve(weights.version)
             self._signal.notify()
             seconds = self._now() - started
-            self._pending_metrics["time/weight_sync"] = seconds
+            self._latest["time/weight_sync"] = seconds
             self._observer.activity("workers", f"generating with version {weights.version}")
             self._observer.span(
                 "weights", f"version {weights.version}", started, started + seconds, interrupted=interrupted
@@ -314,7 +316,7 @@ class Controller:
         served = self._fleet.served_version
         metrics = await self._evaluate(served)
         self._evaluated_version = served
-        self._pending_metrics.update(metrics)
+        self._evaluated = metrics
         shown = ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
         self._observer.note(f"evaluation of version {served}: {shown}")
         self._signal.notify()
@@ -331,7 +333,7 @@ class Controller:
         while True:
             counters = await self._fleet.metrics()
             now, generated = self._now(), counters["tokens_generated"]
-            self._pending_metrics["tokens/generated"] = generated
+            self._latest["tokens/generated"] = generated
             self._observer.count("throughput/generated_tokens_per_second", generated - before, now)
             self._observer.count("rollout/running", self.gate.count(State.RUNNING), now)
             self._observer.count("rollout/ready", self.gate.count(State.READY), now)

@@ -55,7 +55,7 @@ class Run:
             start = int(path.stem.split("-")[1]) - 1
             for line in path.read_text().splitlines():
                 group = json.loads(line)
-                out += [(start, group, answer) for answer in group["answers"]]
+                out += [(start, group, answer) for answer in group["trajectories"]]
         return out
 
     @property

@@ -42,7 +42,7 @@ def test_a_run_trains_every_step_and_leaves_its_directory_in_full(run_with_every
 
 
 def test_no_group_is_trained_twice(run_with_every_version_kept):
-    ids = [group["id"] for _, group, _ in run_with_every_version_kept.answers]
+    ids = [group["group"] for _, group, _ in run_with_every_version_kept.answers]
     assert all(ids.count(i) == 4 for i in set(ids))
 
 
