@@ -38,11 +38,12 @@ def main(argument: str) -> None:
         torch.set_num_threads(threads)
     store = WeightStore(directory, settings.weights.keep)
     try:
-        app = TrainerServer(lambda: Trainer(settings, store)).app()
+        server = TrainerServer(lambda: Trainer(settings, store))
         if has_listening_socket():
-            web.run_app(app, sock=listening_socket(), print=None, access_log=None)
+            web.run_app(server.app(), sock=listening_socket(), print=None, access_log=None, shutdown_timeout=0.5)
         else:
-            web.run_app(app, host=options.get("host", "127.0.0.1"), port=int(options.get("port", 8600)))
+            web.run_app(server.app(), host=options.get("host", "127.0.0.1"), port=int(options.get("port", 8600)))
+        server.close()
     finally:
         store.close()
 

@@ -39,6 +39,11 @@ class TrainerServer:
         self._trainer: Trainer = self._executor.submit(make_trainer).result()
         self._busy = ""
 
+    def close(self) -> None:
+        """End the step in progress, if any, and take no more work."""
+        self._trainer.interrupted.set()
+        self._executor.shutdown(cancel_futures=True)
+
     def app(self) -> web.Application:
         """The application to serve."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])

@@ -1,0 +1,173 @@
+"""The trainer as a process of its own, over HTTP."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tiny import make_batch, make_trainer, same_weights, save_tiny_model, settings_for, weights_of
+
+from fleuve.contracts import TrainerError
+from fleuve.launch.process import ChildProcess
+from fleuve.train.client import TrainerClient
+from fleuve.types import Batch
+from fleuve.weights.directory import make_directory
+from fleuve.weights.store import read_weights
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@asynccontextmanager
+async def _served(
+    model: Path, tmp_path: Path, timeout: float = 60.0, **sections: dict[str, object]
+) -> AsyncIterator[tuple[TrainerClient, ChildProcess]]:
+    child = await ChildProcess.start(
+        "trainer",
+        "fleuve.train",
+        {
+            "settings": settings_for(model, **sections).model_dump(mode="json"),
+            "weights_directory": str(make_directory(str(tmp_path / "weights"))),
+            "threads": 1,
+        },
+        tmp_path / "trainer.log",
+    )
+    try:
+        async with TrainerClient(child.url, timeout) as client:
+            yield client, child
+    finally:
+        await child.stop()
+
+
+async def test_steps_through_the_server_are_the_trainer_s_own(model: Path, tmp_path: Path) -> None:
+    local = make_trainer(model, tmp_path / "local")
+    async with _served(model, tmp_path) as (client, child):
+        first = await client.publish()
+        assert first.version == 0
+        for version in range(3):
+            batch = make_batch(seed=version, version=version)
+            result = await client.step(batch)
+            expected = local.step(batch)
+            assert result.version == version + 1
+            assert result.advantages == expected.advantages
+            assert result.metrics["loss/policy"] == expected.metrics["loss/policy"]
+        file = await client.publish(served=0)
+        assert same_weights(read_weights(file), weights_of(local))
+        assert read_weights(first)  # still there: the workers are at version 0
+
+        await client.save(tmp_path / "checkpoint")
+        await client.step(make_batch(seed=3, version=3))
+        await client.load(tmp_path / "checkpoint")
+        assert (await client.health())["version"] == 3
+        await client.step(make_batch(seed=4, version=3))
+        local.step(make_batch(seed=4, version=3))
+        assert same_weights(read_weights(await client.publish()), weights_of(local))
+        directory = Path(file.path).parent
+        assert await child.stop() == 0
+    assert not directory.exists()
+
+
+async def test_a_failing_step_is_a_trainer_error_with_the_traceback_and_the_trainer_goes_on(
+    model: Path, tmp_path: Path
+) -> None:
+    async with _served(model, tmp_path) as (client, _):
+        with pytest.raises(TrainerError, match=r"step 8 .*the batch is for version 7(.|\n)*Traceback"):
+            await client.step(make_batch(version=7))
+        with pytest.raises(
+            TrainerError, match="load from /nonexistent failed: UserError: /nonexistent is no checkpoint"
+        ):
+            await client.load(Path("/nonexistent"))
+        assert (await client.step(make_batch())).version == 1
+    assert "Traceback" in (tmp_path / "trainer.log").read_text()
+
+
+def _long_batch() -> Batch:
+    """Seconds of work in many micro-batches."""
+    return make_batch(groups=400, size=8)
+
+
+async def _until_stepping(client: TrainerClient) -> None:
+    for _ in range(2000):
+        if (await client.health())["busy"] == "step":
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the step never began")
+
+
+async def test_health_answers_in_the_middle_of_a_step_and_an_interruption_ends_it(model: Path, tmp_path: Path) -> None:
+    sections = {"control": {"batch_size": 400}, "trainer": {"minibatches": 100}}
+    async with _served(model, tmp_path, **sections) as (client, _):
+        step = asyncio.create_task(client.step(_long_batch()))
+        await _until_stepping(client)
+        asked = time.monotonic()
+        assert (await client.health())["version"] == 0
+        assert time.monotonic() - asked < 2.0
+        await client.interrupt()
+        result = await step
+        assert len(result.trained) < 400
+        assert result.version == (1 if result.trained else 0)
+        assert (await client.step(make_batch(version=result.version))).version == result.version + 1
+
+
+async def test_a_wait_for_the_trainer_ends_by_its_deadline(model: Path, tmp_path: Path) -> None:
+    async with _served(model, tmp_path, timeout=0.2, control={"batch_size": 400}) as (client, _):
+        with pytest.raises(TrainerError, match=r"no answer to step 1 \(400 groups\) within 0.2 s"):
+            await client.step(_long_batch())
+
+
+async def test_a_dead_trainer_is_an_error_at_once(model: Path, tmp_path: Path) -> None:
+    async with _served(model, tmp_path, control={"batch_size": 400}) as (client, child):
+        step = asyncio.create_task(client.step(_long_batch()))
+        await _until_stepping(client)
+        child.kill()
+        with pytest.raises(TrainerError, match="step 1"):
+            await asyncio.wait_for(step, 10)
+
+
+async def test_the_weights_vanish_with_a_killed_parent(model: Path, tmp_path: Path) -> None:
+    """SIGKILL for the parent, in the middle of everything: neither the trainer nor its directory survives."""
+    directory = make_directory(str(tmp_path / "weights"))
+    code = (
+        "import asyncio, json, sys; from pathlib import Path; from fleuve.launch.process import ChildProcess\n"
+        "async def main():\n"
+        "    child = await ChildProcess.start('trainer', 'fleuve.train', json.loads(sys.argv[1]), Path(sys.argv[2]))\n"
+        "    print(child.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    options = {"settings": settings_for(model).model_dump(mode="json"), "weights_directory": str(directory)}
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, json.dumps(options), str(tmp_path / "t.log"), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(await asyncio.wait_for(parent.stdout.readline(), 60))
+    assert directory.exists()
+    os.kill(parent.pid, signal.SIGKILL)
+    await parent.wait()
+    for _ in range(200):
+        if not directory.exists() and not _alive(pid):
+            break
+        await asyncio.sleep(0.05)
+    assert not directory.exists()
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_client_imports_no_torch() -> None:
+    code = "import sys, fleuve.train.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
