@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleuve.rewards.extraction import TAIL, extract
 from fleuve.rewards.math import verify_math
@@ -122,6 +124,14 @@ def test_hostile_text_is_refused_in_bounded_time(text: str) -> None:
     start = time.perf_counter()
     assert verify_math(text, "5") == 0.0
     assert time.perf_counter() - start < 1.0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.text(r"0123456789+-*/^_(){}[]\\boxed#$%,. \nfrac", max_size=80), st.sampled_from(["5", "1,2", r"\frac12", "x"])
+)
+def test_no_text_makes_it_raise(text: str, answer: str) -> None:
+    assert verify_math(text, answer) in (0.0, 1.0)
 
 
 def test_only_the_tail_of_a_long_text_is_looked_at() -> None:

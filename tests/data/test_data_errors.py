@@ -1,0 +1,94 @@
+"""Every kind of bad data is one line that says what, where, and the nearest right thing."""
+
+from pathlib import Path
+
+import pytest
+
+from fleuve.config.settings import DataSettings
+from fleuve.data.open import load_prompts, open_demonstrations, open_source, read_rows
+from fleuve.data.render import prompt_text
+from fleuve.data.rows import Row
+from fleuve.errors import UserError
+
+GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD * 16 + b'{"prompt": "1+1?" "answer": "2"}\n', "train.jsonl:17: not valid JSON (Expecting ',' delimiter"),
+        (GOOD + b"\n\n" + b'{"prompt": \n', "train.jsonl:4: not valid JSON"),
+        (GOOD + b"\xff\xfe", "train.jsonl:2: not UTF-8"),
+        (GOOD + b"[1, 2]\n", "train.jsonl:2: a row is a JSON object, this is a list"),
+        (GOOD + b"[" * 100_000 + b"\n", "train.jsonl:2: not valid JSON (nested too deeply)"),
+        (b"", "train.jsonl: the data set is empty"),
+        (b"\n \n", "train.jsonl: the data set is empty"),
+        (
+            b'{"prompt": "1+1?", "anser": "2"}\n',
+            'train.jsonl:1: no field "answer"; it has "prompt", "anser"; did you mean "anser"?',
+        ),
+        (GOOD + b"{}\n", 'train.jsonl:2: no field "prompt"; it has no fields at all'),
+        (b'{"prompt": "1+1?", "answer": null}\n', 'train.jsonl:1: field "answer" is null, not a text or number'),
+        (b'{"prompt": "1+1?", "answer": true}\n', 'field "answer" is true or false, not a text or number'),
+        (b'{"prompt": "1+1?", "answer": " "}\n', 'train.jsonl:1: field "answer" is empty'),
+        (b'{"prompt": ["1+1?"], "answer": "2"}\n', 'train.jsonl:1: field "prompt" is a list, not a text'),
+    ],
+)
+def test_a_broken_file_names_its_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        list(read_rows(str(path), DataSettings(train=str(path))))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("trian.jsonl", "trian.jsonl: no such file; did you mean"),
+        ("train.csv", "train.csv: cannot read .csv; data is .jsonl or .parquet"),
+        ("train.parquet", "train.parquet: "),
+        ("procedural:chian", "did you mean 'chain'?"),
+        ("procedural:chain?median", "procedural:chain?median: 'median' is not key=value"),
+        ("procedural:chain?meadian=2", "did you mean 'median'?"),
+    ],
+)
+def test_a_wrong_specification_names_the_nearest_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.jsonl", "train.csv", "train.parquet"):
+        (tmp_path / name).write_bytes(GOOD)
+    with pytest.raises(UserError) as error:
+        next(iter(read_rows(spec, DataSettings(train=spec))))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_source_finds_the_broken_row_before_it_serves_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(GOOD * 3 + b"{")
+    with pytest.raises(UserError, match=r"train\.jsonl:4"):
+        open_source(str(path), DataSettings(train=str(path)), None, 0)
+
+
+def test_demonstrations_need_their_completion(tmp_path: Path) -> None:
+    from fleuve.config.settings import SftModelSettings, SftSettings
+
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(GOOD)
+    settings = SftSettings(run_dir="x", model=SftModelSettings(path="x", save="y"), data=DataSettings(train=str(path)))
+    with pytest.raises(UserError, match='no field "completion"'):
+        next(open_demonstrations(settings, None))
+
+
+def test_an_endless_source_has_to_be_told_how_many_problems_to_evaluate_on() -> None:
+    with pytest.raises(UserError, match="--limit"):
+        load_prompts("procedural:chain", DataSettings(train=""), None, None)
+
+
+def test_a_chat_template_that_is_not_there() -> None:
+    data = DataSettings(train="", template="chat")
+    with pytest.raises(UserError, match="no chat template"):
+        prompt_text(Row("x:1", {"prompt": "1+1?"}), data, object())
