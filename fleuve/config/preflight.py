@@ -1,0 +1,185 @@
+"""What can be known to go wrong before any process starts: models, data, lengths, directories.
+
+`fleuve check` is this and nothing else, and `fleuve train` begins with it. It imports neither torch nor transformers
+and looks at no more than it can in a second: of a long data file the first part, and of its prompts the longest.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleuve.config.light_tokenizer import LightTokenizer
+from fleuve.config.models import ModelFacts, inspect_model
+from fleuve.config.settings import DataSettings, Settings, SftSettings
+from fleuve.data.open import PROCEDURAL, read_rows
+from fleuve.data.render import prompt_ids, prompt_text
+from fleuve.errors import UserError
+from fleuve.observe.rundir import run_directory_problem
+from fleuve.rewards.verifiers import check_name
+
+_ROWS = 20_000
+_PROCEDURAL_ROWS = 500
+_LONGEST = 64
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """`rows` were looked at (`complete`: all there are). `longest` is the longest prompt in tokens, and `where` it is;
+    None if the tokenizer cannot be read without transformers."""
+
+    rows: int
+    complete: bool
+    longest: int | None
+    where: str
+
+
+class Problems:
+    """Collects UserErrors, so that one run of `check` tells them all."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        if line not in self.lines:
+            self.lines.append(line)
+
+    def catch(self, look: Callable[[], Any]) -> Any:
+        """`look()`, or None if it raised a UserError, which is then among the problems."""
+        try:
+            return look()
+        except UserError as error:
+            for line in str(error).splitlines():
+                self.add(line)
+            return None
+
+    def raise_if_any(self) -> None:
+        if self.lines:
+            raise UserError("\n".join(self.lines))
+
+
+def preflight(settings: Settings) -> list[str]:
+    """Check everything that needs a look at the disk; returns what the run will be, a line each.
+
+    Raises:
+        UserError: one line a problem.
+    """
+    problems = Problems()
+    if problem := run_directory_problem(settings.run_dir):
+        problems.add(problem)
+    if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
+        problems.add(f"weights.path = {settings.weights.path}: no such directory")
+    if settings.evaluate.every and settings.data.eval is None:
+        problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
+    problems.catch(lambda: check_name(settings.data.verifier))
+    model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
+    tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
+    train: DataFacts | None = problems.catch(lambda: inspect_data(settings.data.train, settings.data, tokenizer))
+    evaluation: DataFacts | None = None
+    if settings.data.eval is not None:
+        path = settings.data.eval
+        evaluation = problems.catch(lambda: inspect_data(path, settings.data, tokenizer))
+    for data in (train, evaluation):
+        if data is not None:
+            for line in length_problems(settings, data, model.context if model else None):
+                problems.add(line)
+    problems.raise_if_any()
+    assert model is not None
+    assert train is not None
+    return _summary(settings, model, train)
+
+
+def preflight_sft(settings: SftSettings) -> None:
+    """The same for a supervised run.
+
+    Raises:
+        UserError: one line a problem.
+    """
+    problems = Problems()
+    if problem := run_directory_problem(settings.run_dir):
+        problems.add(problem)
+    if settings.model.path is not None:
+        path = settings.model.path
+        problems.catch(lambda: inspect_model(path))
+    problems.catch(lambda: inspect_data(settings.data.train, settings.data, None, settings.completion_field))
+    problems.raise_if_any()
+
+
+def inspect_data(
+    path: str, data: DataSettings, tokenizer: LightTokenizer | None, completion_field: str | None = None
+) -> DataFacts:
+    """Read rows, check their fields, and measure the longest prompts with `tokenizer` (None: not measured).
+
+    Raises:
+        UserError: no such file (names the nearest), empty, a line that is not JSON, a row without a field.
+    """
+    limit = _PROCEDURAL_ROWS if path.startswith(PROCEDURAL) else _ROWS
+    rows = list(itertools.islice(read_rows(path, data, completion_field), limit))
+    complete = len(rows) < limit
+    if tokenizer is None:
+        return DataFacts(len(rows), complete, None, "")
+    longest, where = 0, ""
+    for row in sorted(rows, key=lambda row: len(row.fields[data.prompt_field]), reverse=True)[:_LONGEST]:
+        length = len(prompt_ids(prompt_text(row, data, tokenizer), data, tokenizer))
+        if length > longest:
+            longest, where = length, row.where
+    return DataFacts(len(rows), complete, longest, where)
+
+
+def length_problems(settings: Settings, data: DataFacts, context: int | None) -> list[str]:
+    """What is too small for the longest sequence: prompt and `max_new_tokens` together."""
+    new = settings.rollout.max_new_tokens
+    if context is not None and new >= context:
+        return [f"rollout.max_new_tokens = {new} leaves no room for a prompt: the model's context is {context} tokens"]
+    prompt = data.longest or 1
+    need = prompt + new
+    at = f" at {data.where}" if data.where else ""
+    of = f"{need} tokens (a prompt of {prompt}{at}, and rollout.max_new_tokens = {new})"
+    lines = []
+    if context is not None and prompt >= context:
+        return [f"the prompt{at} has {prompt} tokens; the model's context is {context}"]
+    if context is not None and need > context:
+        lines.append(
+            f"the longest sequence has {of}; the model's context is {context}: "
+            f"rollout.max_new_tokens can be {context - prompt} at most"
+        )
+    for key, value in (
+        ("rollout.kv_cache_tokens", settings.rollout.kv_cache_tokens),
+        ("trainer.token_budget", settings.trainer.token_budget),
+    ):
+        if value < need:
+            lines.append(f"{key} = {value} is too small for the longest sequence of {of}; give it {need} or more")
+    return lines
+
+
+def _tokenizer(model: ModelFacts | None) -> LightTokenizer | None:
+    """The model's tokenizer; None if it has no `tokenizer.json`, which is all that can be read here."""
+    if model is None or model.directory is None or not (model.directory / "tokenizer.json").exists():
+        return None
+    return LightTokenizer(model.directory)
+
+
+def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[str]:
+    control, rollout = settings.control, settings.rollout
+    slots = (control.max_staleness + 1) * control.batch_size
+    answers = control.batch_size * rollout.group_size
+    if model.directory is None:
+        about = "a hub name, fetched when the run starts; its context and the prompts' lengths are not checked"
+    else:
+        about = f"context {model.context or 'unbounded'}"
+    rows = f"{train.rows:,} rows" if train.complete else f"the first {train.rows:,} rows checked"
+    longest = f", longest prompt {train.longest} tokens" if train.longest is not None else ""
+    kind = "synchronous" if control.max_staleness == 0 else f"at most {control.max_staleness} versions stale"
+    return [
+        f"model {settings.model.path}: {about}",
+        f"data {settings.data.train}: {rows}{longest}",
+        f"{settings.steps} steps of {control.batch_size} groups × {rollout.group_size} answers = {answers} answers, "
+        f"{settings.trainer.minibatches} minibatches each",
+        f"{slots} slots = ({control.max_staleness} + 1) × {control.batch_size}: {kind}, overdue: {control.overdue}",
+        f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {rollout.workers} rollout workers, "
+        f"{settings.launch.placement}",
+        f"the run goes to {settings.run_dir}",
+    ]

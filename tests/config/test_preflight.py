@@ -1,0 +1,216 @@
+"""What `fleuve check` finds without starting anything, each in one line."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+
+from fleuve.config.models import inspect_model
+from fleuve.config.preflight import preflight
+from fleuve.config.settings import Settings
+from fleuve.errors import UserError
+
+Make = Callable[..., Settings]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model directory whose tokenizer makes one token of each character; context 100."""
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    (directory / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 100}')
+    (directory / "model.safetensors").write_bytes(b"")
+    tokenizer = Tokenizer(WordLevel({c: i for i, c in enumerate(string.printable)}, unk_token="?"))
+    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "1+" * n + "1?", "answer": str(n + 1)}) + "\n" for n in (1, 9, 4)))
+    return path
+
+
+@pytest.fixture
+def make(tmp_path: Path, model: Path, rows: Path) -> Make:
+    def settings(**sections: Any) -> Settings:
+        values: dict[str, Any] = {
+            "run_dir": str(tmp_path / "run"),
+            "model": {"path": str(model)},
+            "data": {"train": str(rows)},
+            "rollout": {"max_new_tokens": 50},
+        }
+        for section, content in sections.items():
+            values[section] = values.get(section, {}) | content if isinstance(content, dict) else content
+        return Settings.model_validate(values)
+
+    return settings
+
+
+def problems(settings: Settings) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        preflight(settings)
+    folder = str(Path(settings.run_dir).parent)
+    return str(caught.value).replace(f"{folder}/", "").splitlines()
+
+
+def test_a_sound_run_is_summed_up(make: Make) -> None:
+    lines = "\n".join(preflight(make(control={"max_staleness": 2, "batch_size": 4}, rollout={"group_size": 8})))
+    assert "context 100" in lines
+    assert "3 rows, longest prompt 20 tokens" in lines
+    assert "4 groups × 8 answers = 32 answers" in lines
+    assert "12 slots = (2 + 1) × 4: at most 2 versions stale" in lines
+
+
+def test_it_starts_nothing_and_writes_nothing(make: Make, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    preflight(make())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_missing_model_names_the_nearest(make: Make, model: Path) -> None:
+    assert problems(make(model={"path": str(model.with_name("tinny"))})) == [
+        "model.path = tinny: no such model directory; did you mean tiny?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "what"),
+    [
+        ("config.json", "model.path = tiny: no config.json in it, so it is not a model directory"),
+        ("model.safetensors", "model.path = tiny: no weights in it (looked for *.safetensors, pytorch_model*.bin)"),
+        (
+            "tokenizer.json",
+            "model.path = tiny: no tokenizer in it "
+            "(looked for tokenizer.json, tokenizer.model, vocab.json, vocab.txt, spiece.model)",
+        ),
+    ],
+)
+def test_a_model_directory_must_be_whole(make: Make, model: Path, missing: str, what: str) -> None:
+    (model / missing).unlink()
+    assert problems(make()) == [what]
+
+
+def test_a_run_directory_in_place_of_a_model_names_the_model_in_it(make: Make, model: Path) -> None:
+    inner = model.parent / "old" / "checkpoints" / "step-000100" / "model"
+    inner.parent.mkdir(parents=True)
+    model.rename(inner)
+    (line,) = problems(make(model={"path": str(model.parent / "old")}))
+    assert line.endswith("did you mean old/checkpoints/step-000100/model?")
+
+
+def test_a_hub_name_passes_unchecked_and_says_so(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    lines = preflight(make(model={"path": "some-org/some-model-1.5B"}))
+    assert "a hub name, fetched when the run starts" in lines[0]
+
+
+def test_a_hub_name_in_the_cache_is_checked_there(
+    make: Make, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    repository = tmp_path / "cache" / "models--some-org--some-model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots").mkdir()
+    model.rename(repository / "snapshots" / "abc")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert inspect_model("some-org/some-model").context == 100
+
+
+def test_an_unknown_builtin_model_lists_the_known(make: Make) -> None:
+    (line,) = problems(make(model={"path": "builtin:nothing"}))
+    assert line.startswith("model.path = builtin:nothing: no such built-in model; there are: ")
+
+
+def test_the_context_bounds_prompt_and_answer_together(make: Make) -> None:
+    (line,) = problems(make(rollout={"max_new_tokens": 90}))
+    assert line == (
+        "the longest sequence has 110 tokens (a prompt of 20 at rows.jsonl:2, and rollout.max_new_tokens = 90); "
+        "the model's context is 100: rollout.max_new_tokens can be 80 at most"
+    )
+    assert problems(make(rollout={"max_new_tokens": 100})) == [
+        "rollout.max_new_tokens = 100 leaves no room for a prompt: the model's context is 100 tokens"
+    ]
+
+
+def test_a_prompt_longer_than_the_context_is_named(make: Make, rows: Path) -> None:
+    rows.write_text(json.dumps({"prompt": "1" * 200, "answer": "1"}) + "\n")
+    assert problems(make()) == ["the prompt at rows.jsonl:1 has 200 tokens; the model's context is 100"]
+
+
+def test_the_instruction_counts_towards_the_prompt(make: Make) -> None:
+    lines = preflight(make(data={"instruction": "Say: {prompt}"}))
+    assert "longest prompt 25 tokens" in lines[1]
+
+
+def test_the_chat_template_counts_too(make: Make, model: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template += "{% if add_generation_prompt %}>{% endif %}"
+    config = {"chat_template": template, "bos_token": {"content": "^"}}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert "longest prompt 28 tokens" in preflight(make(data={"template": "chat"}))[1]
+    assert "longest prompt 41 tokens" in preflight(make(data={"template": "chat", "system_prompt": "Think"}))[1]
+
+
+def test_a_chat_template_that_is_missing_or_broken_is_found(make: Make, model: Path) -> None:
+    (line,) = problems(make(data={"template": "chat"}))
+    assert "has no chat template" in line
+    (model / "chat_template.jinja").write_text("{% if %}")
+    (line,) = problems(make(data={"template": "chat"}))
+    assert line.startswith("the model's chat template: ")
+
+
+def test_cache_and_token_budget_hold_the_longest_sequence(make: Make) -> None:
+    lines = problems(make(rollout={"kv_cache_tokens": 60}, trainer={"token_budget": 69}))
+    assert [line.split(" is ")[0] for line in lines] == ["rollout.kv_cache_tokens = 60", "trainer.token_budget = 69"]
+    assert all(line.endswith("give it 70 or more") for line in lines)
+    preflight(make(rollout={"kv_cache_tokens": 70}, trainer={"token_budget": 70}))
+
+
+def test_missing_data_names_the_nearest(make: Make, rows: Path) -> None:
+    (line,) = problems(make(data={"train": str(rows.with_name("row.jsonl"))}))
+    assert "row.jsonl" in line
+    assert "did you mean rows.jsonl?" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["rows.jsonl: the data set is empty"]),
+        ('{"prompt": "1", "answer": "1"}\n{"prompt": \n', ["rows.jsonl:2: not valid JSON"]),
+        ('{"prompt": "1", "answr": "1"}\n', ['rows.jsonl:1: no field "answer"', 'did you mean "answr"?']),
+    ],
+)
+def test_broken_data_gives_file_and_line(make: Make, rows: Path, text: str, words: list[str]) -> None:
+    rows.write_text(text)
+    (line,) = problems(make())
+    for word in words:
+        assert word in line
+
+
+def test_procedural_data_is_checked_too(make: Make) -> None:
+    assert "longest prompt" in preflight(make(data={"train": "procedural:chain?max_steps=2"}))[1]
+    (line,) = problems(make(data={"train": "procedural:chian"}))
+    assert "chain" in line
+
+
+def test_an_unknown_verifier_and_an_evaluation_without_data_are_found_together(make: Make) -> None:
+    lines = problems(make(data={"verifier": "maths"}, evaluate={"every": 10}))
+    assert len(lines) == 2
+    assert "evaluate.every = 10 needs a data set to evaluate on, in data.eval" in lines
+    assert any("'maths'" in line and "'math'" in line for line in lines)
+
+
+def test_a_run_directory_that_cannot_be_one_is_found(make: Make, rows: Path) -> None:
+    (line,) = problems(make(run_dir=str(rows.parent / "rows.jsonl")))
+    assert line == "run_dir = rows.jsonl: is a file, not a directory"
