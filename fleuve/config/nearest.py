@@ -36,5 +36,6 @@ def nearest_path(path: str | Path, suffixes: Iterable[str] = ()) -> str | None:
     names = [entry.name for entry in folder.iterdir() if not wanted or entry.name.endswith(wanted)]
     if path.name in names:
         return str(folder / path.name)
-    match = nearest(path.name, names)
-    return str(folder / match) if match else None
+    by_stem = {Path(name).stem: name for name in sorted(names, key=lambda name: Path(name).suffix == path.suffix)}
+    match = nearest(path.stem, by_stem)
+    return str(folder / by_stem[match]) if match else None

@@ -136,6 +136,10 @@ def test_a_missing_file_names_the_nearest(config: Path) -> None:
     assert error(config.with_name("quickstrat.toml")) == "no such file: quickstrat.toml; did you mean quickstart.toml?"
 
 
+def test_a_file_that_only_shares_its_suffix_is_no_suggestion(config: Path) -> None:
+    assert error(config.with_name("zebra.toml")) == "no such file: zebra.toml"
+
+
 def test_toml_syntax_errors_name_the_line(config: Path) -> None:
     assert error(with_text(config, "[control\n")).startswith("quickstart.toml, line 6: not valid TOML: ")
 
