@@ -37,7 +37,8 @@ def spawn_arguments(
     """Keyword arguments for `subprocess.Popen` or `asyncio.create_subprocess_exec` of a child that calls `adopt`.
 
     `env` is added to this process's environment. With `own_group` the child leads a session of its own: the terminal's
-    Ctrl-C does not reach it, and `os.killpg(child.pid, ...)` ends it with everything it started.
+    Ctrl-C does not reach it, and `os.killpg(child.pid, ...)` ends it with everything it started. Start children from a
+    thread that lives as long as they should: to the Linux kernel, that thread is the parent.
     """
     fd = _lifeline_read_end()
     inherited = {k: v for k, v in os.environ.items() if k not in (LIFELINE_VARIABLE, SOCKET_VARIABLE, CPUS_VARIABLE)}
