@@ -1,15 +1,16 @@
-"""Chains of arithmetic, worked out one variable at a time; the number of steps is heavy-tailed.
+"""Chains of arithmetic, worked out one step at a time; the number of steps is heavy-tailed.
 
-    prompt       q=7+8;r=q-3;s=r*2;s?
-    completion   q=7+8=15;r=15-3=12;s=12*2=24#24
+    prompt       7;q+8;r-3;s*2?          start from 7, then add 8, take 3 away, double
+    completion   q7+8=15;r15-3=12;s12*2=24#24
 
-Names follow each other round the alphabet from a random letter, so that the next step is found by its name and every
-letter is as common as any other. All values lie in 0..99, the second operand is one digit. Each step copies at most
-four characters from where a name points and does one small sum, which a model of half a million parameters learns in
-minutes; doing the whole chain in one's head, it does not.
+The letters name the steps. They follow each other round the alphabet from a random one, so that the next step is found
+by its name and every letter is as common as any other. All values lie in 0..99 and operands are single digits; only
+single digits are multiplied. Each step of the working copies at most four characters from where a name points and does
+one small sum, which a model of less than a million parameters learns in minutes. The whole chain in its head is beyond
+it.
 
-The number of steps is log-normal, rounded and cut to `1..max_steps`: the median answer has some 35 tokens, the longest
-280. Demonstrations are careful, as above, unless `guess` or `stop` say otherwise (see `Chain`).
+The number of steps is log-normal, rounded and cut to `1..max_steps`: the median answer has some 30 tokens, the longest
+230. Demonstrations are careful, as above, unless `guess` or `stop` say otherwise (see `Chain`).
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ class Chain:
         first = rng.randrange(len(ascii_lowercase))
         names = [ascii_lowercase[(first + i) % len(ascii_lowercase)] for i in range(steps)]
         value = rng.randint(0, 9)
-        asked, worked, values = [], [], []
-        for i, name in enumerate(names):
+        asked, worked, values = [str(value)], [], []
+        for name in names:
             operator, operand, result = _operation(value, rng)
-            asked.append(f"{name}={names[i - 1] if i else value}{operator}{operand}")
-            worked.append(f"{name}={value}{operator}{operand}={result}")
+            asked.append(f"{name}{operator}{operand}")
+            worked.append(f"{name}{value}{operator}{operand}={result}")
             value = result
             values.append(value)
         return {
-            "prompt": ";".join(asked) + f";{names[-1]}?",
+            "prompt": ";".join(asked) + "?",
             "answer": str(value),
             "completion": self._demonstration(worked, values, rng),
         }
@@ -75,9 +76,9 @@ class Chain:
 
 
 def _operation(value: int, rng: random.Random) -> tuple[str, int, int]:
-    """An operator, a one-digit operand and the result, which stays in 0..99."""
+    """An operator, an operand of 1..9 and the result, which stays in 0..99."""
     while True:
-        operator, operand = rng.choice("++--*"), rng.randint(1, 9)
+        operator, operand = rng.choice("++-*" if value <= 9 else "+-"), rng.randint(1, 9)
         result = {"+": value + operand, "-": value - operand, "*": value * operand}[operator]
         if 0 <= result <= LARGEST:
             return operator, operand, result
