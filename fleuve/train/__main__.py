@@ -29,11 +29,13 @@ def main(argument: str) -> None:
 
     import torch
     from aiohttp import web
+    from transformers.utils.logging import disable_progress_bar
 
     from fleuve.train.server import TrainerServer
     from fleuve.train.trainer import Trainer
     from fleuve.weights.store import WeightStore
 
+    disable_progress_bar()
     if threads := int(options.get("threads", 0)):
         torch.set_num_threads(threads)
     store = WeightStore(directory, settings.weights.keep)

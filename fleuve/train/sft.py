@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from fleuve.config.settings import SftSettings
+from fleuve.data.open import open_demonstrations
 from fleuve.errors import UserError
 from fleuve.modeling.char_tokenizer import build_char_tokenizer
 from fleuve.modeling.loading import build_model, load_model, load_tokenizer, resolve_model
@@ -48,14 +50,16 @@ def run_sft(settings: SftSettings, rows: Iterable[SftRow] | None = None, log: Lo
     Raises:
         UserError: a row is longer than `trainer.token_budget`, there are too few rows, or the model cannot be built.
     """
+    disable_progress_bar()
     trainer = settings.trainer
+    save_to = Path(settings.model.save)
+    if save_to.exists() and not (save_to / "config.json").exists():
+        raise UserError(f"model.save = {save_to} exists and is no model directory; choose another")
     torch.manual_seed(settings.seed)
     device = pick_device(trainer.device)
     tokenizer, model = _open_model(settings)
     model = model.to(device)
     if rows is None:
-        from fleuve.data.open import open_demonstrations  # the rest works without a data source
-
         rows = (SftRow(*ids) for ids in open_demonstrations(settings, tokenizer))
     optimizer = MasterOptimizer(
         model,
@@ -147,8 +151,6 @@ def _open_model(settings: SftSettings) -> tuple[Any, torch.nn.Module]:
 def _save(settings: SftSettings, model: torch.nn.Module, tokenizer: Any) -> Path:
     """The Hugging Face directory, whole under its name or not there; an earlier model under that name is replaced."""
     path = Path(settings.model.save)
-    if path.exists() and not (path / "config.json").exists():
-        raise UserError(f"model.save = {path} exists and is no model directory; choose another")
     part = path.with_name(path.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
