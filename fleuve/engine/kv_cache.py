@@ -31,8 +31,12 @@ class Layout:
 
 @dataclass(eq=False, slots=True)
 class Slab:
-    """The rows of one capacity: `keys`, `values` are [layers, allocated, kv_heads, capacity, head_dim], and the rows
-    of `owners` are the first of them."""
+    """The rows of one capacity; those of `owners` are the first of them.
+
+    `keys` are [layers, allocated, kv_heads, key_dim, capacity], `values` [layers, allocated, kv_heads, capacity,
+    value_dim]: each the way round that makes the decode's two batched products fastest on a CPU (keys as a transposed
+    view of the usual order cost 3 to 4 times as much in bf16).
+    """
 
     capacity: int
     keys: Tensor
@@ -107,14 +111,14 @@ class KVCache:
     def _copy(self, source: tuple[Slab, int], target: tuple[Slab, int], tokens: int) -> None:
         if tokens:
             (a, i), (b, j) = source, target
-            b.keys[:, j, :, :tokens] = a.keys[:, i, :, :tokens]
+            b.keys[:, j, :, :, :tokens] = a.keys[:, i, :, :, :tokens]
             b.values[:, j, :, :tokens] = a.values[:, i, :, :tokens]
 
     def _memory(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
-        head = (self.layout.layers, rows, self.layout.kv_heads, capacity)
+        head = (self.layout.layers, rows, self.layout.kv_heads)
         return (
-            torch.zeros((*head, self.layout.key_dim), dtype=self.dtype, device=self.device),
-            torch.zeros((*head, self.layout.value_dim), dtype=self.dtype, device=self.device),
+            torch.zeros((*head, self.layout.key_dim, capacity), dtype=self.dtype, device=self.device),
+            torch.zeros((*head, capacity, self.layout.value_dim), dtype=self.dtype, device=self.device),
         )
 
     def _reallocate(self, slab: Slab, rows: int) -> None:
