@@ -114,16 +114,24 @@ def dump_settings(settings: BaseModel) -> str:
     return "\n".join(_toml_table(settings.model_dump(exclude_none=True), ())).strip() + "\n"
 
 
-def _load(model: type[S], path: Path, words: Sequence[str]) -> S:
-    values = read_toml(path)
+def settings_from(model: type[S], values: dict[str, Any], words: Sequence[str], origin: str) -> S:
+    """Settings from a table of values and the flags that override them; `origin` is what errors call the table.
+
+    Raises:
+        UserError: one line a mistake.
+    """
     overrides = parse_overrides(words, model)
     for key, value in overrides.items():
         _put(values, key, value)
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail, model, str(path), overrides) for detail in error.errors()]
+        lines = [_explain(detail, model, origin, overrides) for detail in error.errors()]
         raise UserError("\n".join(lines)) from None
+
+
+def _load(model: type[S], path: Path, words: Sequence[str]) -> S:
+    return settings_from(model, read_toml(path), words, str(path))
 
 
 def _explain(detail: ErrorDetails, model: type[BaseModel], file: str, overrides: Mapping[str, Any]) -> str:
