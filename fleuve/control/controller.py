@@ -73,7 +73,7 @@ class Controller:
         self._stopping = False
         self._failures_in_a_row = 0
         self._latest: dict[str, float] = {}  # shown with every step until there is a newer value
-        self._evaluated: dict[str, float] = {}  # shown once, with the next step
+        self._evaluation: dict[str, float] = {}  # shown once, with the next step
         self._last_step_at = 0.0
 
     # --- the life of a run ------------------------------------------------------------------------------------------
@@ -92,8 +92,6 @@ class Controller:
                 tasks.create_task(self._watch()),
             ]
             await self._train()
-            if not self._stopping:
-                await self._signal.until(lambda: self._settled() or self._stopping)
             for task in [*loops, *self._running.values()]:
                 task.cancel()
 
@@ -245,18 +243,25 @@ class Controller:
         self._observer.span("trainer", "wait for batch", waiting_since, started)
         self._observer.span("trainer", f"step {self.version}", started, stepped, groups=len(result.trained))
         self._observer.span("trainer", "publish", stepped, published)
-        self._report(batch, result, wait=started - waiting_since, publish=published - stepped)
+        times = {
+            "time/step": published - self._last_step_at,
+            "time/wait_for_batch": started - waiting_since,
+            "time/publish": published - stepped,
+        }
+        self._last_step_at = published
+        if self.version == self._settings.steps:
+            # The last step is reported once its weights are served and evaluated.
+            await self._signal.until(lambda: self._stopping or self._settled())
+        self._report(batch, result, times)
         every = self._settings.checkpoint.every
         if self._checkpoint is not None and every and self.version % every == 0:
             await self._checkpoint(self.version)
 
-    def _report(self, batch: Batch, result: StepResult, wait: float, publish: float) -> None:
+    def _report(self, batch: Batch, result: StepResult, times: dict[str, float]) -> None:
         """Fill in the advantages and hand the step's metrics to the observer."""
         for group, advantages in zip(batch.groups, result.advantages, strict=True):
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
                 trajectory.advantage = advantage
-        now = self._now()
-        seconds, self._last_step_at = now - self._last_step_at, now
         metrics = {
             "step": float(self.version),
             "policy_version": float(self.version),
@@ -266,14 +271,12 @@ class Controller:
             "rollout/ready": float(self.gate.count(State.READY)),
             "groups/dropped": float(self.gate.dropped.total()),
             **{f"groups/dropped/{reason.replace(' ', '_')}": float(n) for reason, n in self.gate.dropped.items()},
-            "time/step": seconds,
-            "time/wait_for_batch": wait,
-            "time/publish": publish,
-            "throughput/trained_tokens_per_second": result.metrics["tokens/trained"] / max(seconds, 1e-9),
+            **times,
+            "throughput/trained_tokens_per_second": result.metrics["tokens/trained"] / max(times["time/step"], 1e-9),
             **self._latest,
-            **self._evaluated,
+            **self._evaluation,
         }
-        self._evaluated = {}
+        self._evaluation = {}
         self._observer.step(metrics, batch)
 
     # --- deliver ----------------------------------------------------------------------------------------------------
@@ -316,7 +319,7 @@ class Controller:
         served = self._fleet.served_version
         metrics = await self._evaluate(served)
         self._evaluated_version = served
-        self._evaluated = metrics
+        self._evaluation = metrics
         shown = ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
         self._observer.note(f"evaluation of version {served}: {shown}")
         self._signal.notify()

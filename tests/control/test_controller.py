@@ -139,6 +139,8 @@ def test_an_evaluation_sees_one_version_and_says_which():
     assert versions[0] == 0
     assert versions[-1] == 20
     assert len(versions) >= 3
+    assert sum("eval/test/pass@1" in row for row in world.observer.steps) == len(versions)
+    assert len(world.observer.steps) == 20
 
 
 @pytest.mark.parametrize("eta", [0, 2])
