@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -41,7 +43,7 @@ def train(context: typer.Context, config: Config) -> None:
     from fleuve.config.loader import load_settings
     from fleuve.config.preflight import preflight
 
-    settings = load_settings(config, _flags(context, config))
+    settings = load_settings(config, _flags(context, str(config)))
     preflight(settings)
     from fleuve.launch.train import run_training
 
@@ -54,7 +56,7 @@ def check(context: typer.Context, config: Config) -> None:
     from fleuve.config.loader import load_settings
     from fleuve.config.preflight import preflight
 
-    settings = load_settings(config, _flags(context, config))
+    settings = load_settings(config, _flags(context, str(config)))
     for line in preflight(settings):
         print(f"ok: {line}")
 
@@ -65,7 +67,7 @@ def sft(context: typer.Context, config: Config) -> None:
     from fleuve.config.loader import load_sft_settings
     from fleuve.config.preflight import preflight_sft
 
-    settings = load_sft_settings(config, _flags(context, config))
+    settings = load_sft_settings(config, _flags(context, str(config)))
     preflight_sft(settings)
     from fleuve.train.sft import run_sft
 
@@ -103,6 +105,35 @@ def serve(
     run_server(options, host, port)
 
 
+@app.command(name="eval", context_settings=_DOTTED)
+def evaluate(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model directory, a hub name, or builtin:NAME.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A .jsonl file, or procedural:NAME?key=value&...")],
+) -> None:
+    """Measure MODEL on DATA: accuracy and pass@k.
+
+    Flags come after DATA: --samples N (answers to each problem), --temperature T (0 is greedy), --limit N
+    (problems), --seed N, --output FILE (where every answer goes), and the settings of data, rollout and reward, such
+    as --rollout.max_new_tokens 512 or --data.prompt_field question.
+    """
+    flags = _flags(context, model, data)
+    from fleuve.evaluate.command import eval_settings, run_eval, table
+
+    settings = eval_settings(model, data, {}, flags)
+    from fleuve.contracts import RolloutError
+    from fleuve.launch.process import ChildError
+    from fleuve.rewards.process import CrashError
+
+    try:
+        with _progress_bar() as progress:
+            result = run_eval(settings, progress)
+    except (ChildError, CrashError, RolloutError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    print(table(result, settings))
+
+
 @app.command()
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Sum a run up in a table, and draw RUN/report.png."""
@@ -119,14 +150,38 @@ def fetch(
     """Fetch a real language model once and convert it to a Hugging Face directory."""
     from fleuve.modeling.smollm2 import fetch as fetch_smollm2
 
-    print(fetch_smollm2(to) if to else fetch_smollm2())
+    directory = fetch_smollm2(to) if to else fetch_smollm2()
+    print(f"{name} is in {directory}")
 
 
-def _flags(context: typer.Context, config: Path) -> list[str]:
-    """The dotted flags after CONFIG; `--help` among them prints the command's help."""
-    if str(config).startswith("-"):
-        raise UserError(f"the settings file comes before the flags: fleuve {context.info_name} CONFIG {config} ...")
-    if "--help" in context.args:
+def _flags(context: typer.Context, *positional: str) -> list[str]:
+    """The flags after the positional arguments; `--help` among them prints the command's help."""
+    if "--help" in [*positional, *context.args]:
         print(context.get_help())
         raise typer.Exit
+    if misplaced := next((word for word in positional if word.startswith("-")), None):
+        names = " ".join(
+            p.metavar or str(p.name).upper() for p in context.command.params if p.param_type_name == "argument"
+        )
+        raise UserError(f"flags come last: fleuve {context.info_name} {names} {misplaced} ...")
     return list(context.args)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
+    """Shows (done, of) in a terminal; None where there is none."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    with Progress(
+        *Progress.get_default_columns()[:2],
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("answers", total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
