@@ -1,0 +1,1 @@
+"""Benchmark scoring: accuracy, pass@k, confidence intervals."""

@@ -1,0 +1,184 @@
+"""`fleuve eval MODEL DATA`: an engine process, the verifiers, and a table of the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from fleuve.config.loader import settings_from
+from fleuve.config.models import inspect_model
+from fleuve.config.settings import DataSettings, NonNegative, Positive, RewardSettings, RolloutSettings, Section
+from fleuve.data.open import load_prompts
+from fleuve.errors import UserError
+from fleuve.evaluate.evaluate import EvaluationResult, evaluate
+from fleuve.evaluate.in_run import set_name
+from fleuve.launch.placement import available_cpus
+from fleuve.launch.process import ChildProcess
+from fleuve.rewards.pool import RewardPool
+from fleuve.rewards.verifiers import check_name
+from fleuve.rollout.client import EngineClient
+from fleuve.types import Prompt, SamplingParams
+
+
+class EvalSettings(Section):
+    """What `fleuve eval` is asked. The data set is `data.eval`; `limit` None is all of it. `temperature` 0 is greedy;
+    top-p, top-k, stop strings, `max_new_tokens` and the engine's sizes are `rollout`'s."""
+
+    model: str
+    data: DataSettings
+    rollout: RolloutSettings = RolloutSettings()
+    reward: RewardSettings = RewardSettings()
+    samples: Positive = 1
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    limit: Positive | None = None
+    seed: NonNegative = 0
+    output: str | None = None
+
+
+def eval_settings(model: str, data: str, values: dict[str, Any], flags: Sequence[str] = ()) -> EvalSettings:
+    """The settings from the command line: `values` are top-level settings and tables (None: not given), `flags`
+    dotted words such as `--data.prompt_field question --rollout.max_new_tokens 512`.
+
+    Raises:
+        UserError: one line a mistake.
+    """
+    given: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
+    given |= {"model": model, "data": {"train": data, "eval": data, **given.get("data", {})}}
+    settings = settings_from(EvalSettings, given, flags, "fleuve eval")
+    if settings.samples > 1 and settings.temperature == 0:
+        raise UserError(
+            f"--samples {settings.samples} at temperature 0 gives the same answer {settings.samples} times: "
+            "give --temperature too, such as --temperature 1"
+        )
+    return settings
+
+
+def run_eval(settings: EvalSettings, progress: Callable[[int, int], None] | None = None) -> EvaluationResult:
+    """Start an engine, sample, score, and end the engine; every answer goes to `settings.output`, if given.
+
+    Raises:
+        UserError: model, data or verifier cannot be used.
+        ChildError: the engine died or did not start; RolloutError: it failed.
+    """
+    spec = settings.data.eval or settings.data.train
+    check_name(settings.data.verifier)
+    facts = inspect_model(settings.model, key="MODEL")
+    if settings.output is not None:
+        _check_writable(Path(settings.output))
+    from fleuve.modeling.loading import load_tokenizer  # imports torch: after what can be said without it
+
+    tokenizer = load_tokenizer(settings.model)
+    prompts = load_prompts(spec, settings.data, tokenizer, settings.limit, settings.seed)
+    _check_lengths(prompts, settings, facts.context)
+    return asyncio.run(_run(settings, tokenizer, prompts, progress))
+
+
+def table(result: EvaluationResult, settings: EvalSettings) -> str:
+    """The outcome in a few lines for people."""
+    spec = settings.data.eval or settings.data.train
+    lines = [f"{settings.model} on {set_name(spec)}: {result.problems} problems × {result.samples} answers"]
+    if result.accuracy is None:
+        lines.append("no answer has a verdict")
+    else:
+        lines.append(f"accuracy     {result.accuracy:.3f}   (95 % interval {result.low:.3f} to {result.high:.3f})")
+    lines += [f"{f'pass@{k}':<12} {value:.3f}" for k, value in result.pass_at.items()]
+    lines.append(f"mean length  {result.length_mean:.1f} tokens, {result.truncated:.1%} cut off")
+    if result.no_verdict:
+        lines.append(f"no verdict   {result.no_verdict} answers, left out of the above")
+    return "\n".join(lines)
+
+
+def _check_writable(path: Path) -> None:
+    """Before anything is sampled: an evaluation may take hours, and its answers are written at the end."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise UserError(f"--output {path}: cannot be written: {error.strerror}") from None
+
+
+def _check_lengths(prompts: Sequence[Prompt], settings: EvalSettings, context: int | None) -> None:
+    longest = max(len(prompt.input_ids) for prompt in prompts)
+    need = longest + settings.rollout.max_new_tokens
+    for name, room in (("the model's context", context), ("rollout.kv_cache_tokens", settings.rollout.kv_cache_tokens)):
+        if room is not None and need > room:
+            raise UserError(
+                f"the longest prompt has {longest} tokens; with rollout.max_new_tokens = "
+                f"{settings.rollout.max_new_tokens} that is {need}, more than {name} of {room}"
+            )
+
+
+async def _run(
+    settings: EvalSettings, tokenizer: Any, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None
+) -> EvaluationResult:
+    rollout = settings.rollout
+    threads = rollout.threads or len(available_cpus())
+    options = {
+        "model": settings.model,
+        "dtype": rollout.dtype,
+        "device": rollout.device,
+        "threads": threads,
+        "max_running": rollout.max_running,
+        "kv_cache_tokens": rollout.kv_cache_tokens,
+        "prefill_tokens": rollout.prefill_tokens,
+    }
+    sampling = SamplingParams(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=settings.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+    )
+    async with AsyncExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleuve-eval-")))
+        rewards = await stack.enter_async_context(RewardPool(settings.reward, [settings.data.verifier]))
+        engine = await ChildProcess.start(
+            "engine",
+            "fleuve.engine",
+            options,
+            logs / "engine.log",
+            threads=threads,
+            start_timeout=rollout.start_timeout,
+        )
+        stack.push_async_callback(engine.stop)
+        client = await stack.enter_async_context(
+            EngineClient("engine", engine.url, rollout.request_timeout, rollout.update_timeout)
+        )
+        evaluating = asyncio.create_task(
+            evaluate(
+                client.generate,
+                rewards,
+                lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+                prompts,
+                sampling,
+                samples=settings.samples,
+                seed=settings.seed,
+                concurrency=rollout.max_running,
+                output=Path(settings.output) if settings.output else None,
+                progress=progress,
+            )
+        )
+        return await _or_death(evaluating, engine)
+
+
+async def _or_death(evaluating: asyncio.Task[EvaluationResult], engine: ChildProcess) -> EvaluationResult:
+    """The result; if the engine dies, its last words are the error, rather than the lost connections."""
+    death = asyncio.create_task(engine.died())
+    try:
+        await asyncio.wait({evaluating, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not evaluating.done() or evaluating.exception() is not None:
+            await asyncio.wait({death}, timeout=1.0)
+        if death.done():
+            raise death.result()
+        return evaluating.result()
+    finally:
+        for task in (evaluating, death):
+            task.cancel()
+        await asyncio.gather(evaluating, death, return_exceptions=True)

@@ -1,0 +1,88 @@
+"""`fleuve eval` on a tiny random model, with a real engine and real verifiers."""
+
+import json
+import string
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from fleuve.errors import UserError
+from fleuve.evaluate.command import eval_settings, run_eval, table
+from fleuve.modeling.char_tokenizer import build_char_tokenizer
+from fleuve.modeling.loading import build_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tokenizer = build_char_tokenizer(string.digits + string.ascii_letters + "+-*/=;#? .,'$%!\n")
+    torch.manual_seed(0)
+    size = {
+        "model_type": "llama",
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    build_model(size).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "test.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{i}+{i}?", "answer": f"#### {2 * i}"}) + "\n" for i in range(6)))
+    return path
+
+
+def test_it_samples_scores_and_leaves_nothing_behind(model: Path, rows: Path, tmp_path: Path) -> None:
+    output = tmp_path / "answers.jsonl"
+    values = {"samples": 4, "temperature": 1.0, "limit": 5, "output": str(output)}
+    flags = ["--data.prompt_field", "question", "--rollout.max_new_tokens", "12", "--rollout.threads", "1"]
+    settings = eval_settings(str(model), str(rows), values, flags)
+    seen: list[tuple[int, int]] = []
+    result = run_eval(settings, progress=lambda done, of: seen.append((done, of)))
+    assert (result.problems, result.samples, result.version, result.no_verdict) == (5, 4, 0, 0)
+    assert result.accuracy is not None
+    assert 0.0 < result.length_mean <= 12.0
+    assert seen[-1] == (20, 20)
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(answers) == 20
+    assert len({a["text"] for a in answers}) > 10
+    assert answers[0]["prompt"].endswith("?")
+    assert f"accuracy     {result.accuracy:.3f}" in table(result, settings)
+    assert not psutil.Process().children(recursive=True)
+    assert run_eval(settings) == result
+
+
+def test_what_cannot_be_evaluated_is_said_before_anything_starts(model: Path, rows: Path) -> None:
+    fields = ["--data.prompt_field", "question"]
+    for data, flags, message in (
+        (str(rows), [], 'no field "prompt"; it has "question", "answer"'),
+        (str(rows), [*fields, "--data.verifier", "maths"], "did you mean 'math'"),
+        (str(rows), [*fields, "--rollout.max_new_tokens", "126"], "more than the model's context of 128"),
+        (str(rows.with_name("tset.jsonl")), fields, "no such file; did you mean"),
+        ("procedural:chain", [], "--limit"),
+    ):
+        with pytest.raises(UserError) as error:
+            run_eval(eval_settings(str(model), data, {}, flags))
+        assert message in str(error.value)
+    for values, flags, message in (
+        ({"samples": 2}, fields, "at temperature 0 gives the same answer 2 times"),
+        ({"samples": 0}, fields, "samples = 0: must be more than 0"),
+        ({}, ["--data.promt_field", "question"], "did you mean --data.prompt_field?"),
+    ):
+        with pytest.raises(UserError) as error:
+            eval_settings(str(model), str(rows), values, flags)
+        assert message in str(error.value)
+    with pytest.raises(UserError, match="MODEL"):
+        run_eval(eval_settings(str(model) + "x", str(rows), {}, fields))
