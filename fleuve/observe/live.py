@@ -188,10 +188,15 @@ def step_line(metrics: Mapping[str, float], steps: int) -> str:
         words.append(f"interrupted {metrics['rollout/interrupted']:.0f}")
     if "throughput/trained_tokens_per_second" in metrics:
         words.append(f"{metrics['throughput/trained_tokens_per_second']:.0f} tokens/s")
-    words += [f"{name[5:]} {value:.3f}" for name, value in metrics.items() if name.startswith("eval/")]
+    words += [f"{name[5:]} {value:.3f}" for name, value in metrics.items() if is_headline(name)]
     if "time/elapsed" in metrics:
         words.append(_duration(metrics["time/elapsed"]))
     return "  ".join(words)
+
+
+def is_headline(name: str) -> bool:
+    """Whether a metric is what an evaluation is about: `eval/<set>/pass@k`."""
+    return name.startswith("eval/") and "/pass@" in name
 
 
 def sparkline(values: Sequence[float], width: int, low: float, high: float) -> str:

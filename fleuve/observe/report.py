@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fleuve.config.nearest import did_you_mean, nearest_path
 from fleuve.errors import UserError
+from fleuve.observe.live import is_headline
 from fleuve.observe.metrics import read_metrics
 from fleuve.observe.rundir import RunDirectory
 
@@ -63,7 +64,7 @@ def summarise(rows: Sequence[Row]) -> list[tuple[str, str]]:
             digits = 1 if title == "length" else 3
             first, last = _mean(values[:_ENDS]), _mean(values[-_ENDS:])
             lines.append((title, f"{first:.{digits}f} → {last:.{digits}f}   ({ends})"))
-    for key in sorted({k for row in rows for k in row if k.startswith("eval/")}):
+    for key in sorted({k for row in rows for k in row if is_headline(k)}):
         values = _column(rows, key)
         if values:
             lines.append((key, f"{values[0]:.3f} → {values[-1]:.3f}   ({len(values)} evaluations)"))
