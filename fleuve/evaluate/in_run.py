@@ -30,7 +30,13 @@ def in_run_evaluation(
     prompts = load_prompts(spec, settings.data, tokenizer, how.problems)
     name = set_name(spec)
     rollout = settings.rollout
-    sampling = SamplingParams(max_new_tokens=rollout.max_new_tokens, temperature=how.temperature, stop=rollout.stop)
+    sampling = SamplingParams(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=how.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=rollout.stop,
+    )
 
     async def generate(request: GenerationRequest) -> Completion:
         async with fleet.worker(1) as engine:
