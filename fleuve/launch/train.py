@@ -148,6 +148,7 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
         )
         stop.watch(controller, system.trainer)
         await _until_done_or_dead(controller, system)
+        await stop.close()
         observer.note(f"{'stopped' if stop.asked else 'done'} at version {controller.version}; saving")
         await checkpoint(controller.version)
 

@@ -80,6 +80,7 @@ def test_recorded_logprobs_are_those_of_the_recorded_versions(run_with_every_ver
     ],
 )
 def test_every_mode_ends_well_with_the_staleness_that_it_promises(tmp_path, flags, bound):
+    (tmp_path / "weights").mkdir()
     run = train(tmp_path, *flags)
     assert run.code == 0, run.output
     assert len(run.metrics) == 5
