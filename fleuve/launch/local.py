@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleuve.config.settings import Settings
 from fleuve.launch.placement import available_cpus, place
-from fleuve.launch.process import ChildProcess
+from fleuve.launch.process import ChildProcess, stop_all
 from fleuve.rollout.client import EngineClient
 from fleuve.train.client import TrainerClient
 from fleuve.weights.directory import make_directory
@@ -97,8 +97,7 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
                 )
             )
         children = await _all_or_none(starting)
-        for child in children:
-            stack.push_async_callback(child.stop)
+        stack.push_async_callback(stop_all, children)
         trainer = await stack.enter_async_context(TrainerClient(children[0].url, settings.trainer.step_timeout))
         engines = [
             await stack.enter_async_context(

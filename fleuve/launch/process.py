@@ -160,6 +160,11 @@ class ChildProcess:
         raise ChildError(self.name, what, self.log_path)
 
 
+async def stop_all(children: Collection[ChildProcess], grace: float = 5.0) -> None:
+    """Stop them side by side, so that the end of a run takes as long as its slowest process and not the sum."""
+    await asyncio.gather(*(child.stop(grace) for child in children))
+
+
 def thread_environment(threads: int, huge_pages: bool = True) -> dict[str, str]:
     """Environment of a process that computes with `threads` threads.
 
