@@ -270,3 +270,21 @@ async def test_a_pool_that_is_closed_while_it_starts_leaves_nothing() -> None:
     with pytest.raises(asyncio.CancelledError):
         await opening
     await until(lambda: not psutil.Process().children())
+
+
+@pytest.mark.slow
+async def test_not_even_one_endless_call_into_c_survives_the_parent_for_long(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, sys; sys.path.insert(0, sys.argv[1]); import test_pool as t\n"
+        "async def main():\n"
+        "  async with t.pool(deadline=1.0) as rewards:\n"
+        "    print(rewards.pids[0], flush=True)\n"
+        "    asyncio.get_running_loop().call_later(0.5, os._exit, 0)\n"
+        "    await rewards.score(t.prompt(), 'big')\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run(  # noqa: ASYNC221
+        [sys.executable, "-c", code, str(HERE)], capture_output=True, text=True, timeout=60, check=True
+    )
+    # It holds the interpreter's lock, so nothing of ours can end it: the kernel's bound on its CPU time does.
+    await until(lambda: gone(int(done.stdout)), seconds=120.0)
