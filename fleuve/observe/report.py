@@ -18,7 +18,7 @@ from fleuve.observe.rundir import RunDirectory
 
 Row = dict[str, Any]
 
-_ENDS = 10  # the first and the last so many steps are compared
+_ENDS = 10  # the first and the last so many steps are compared, or the two halves of a shorter run
 
 
 def report(path: str | Path, console: Console | None = None) -> Path | None:
@@ -57,12 +57,13 @@ def summarise(rows: Sequence[Row]) -> list[tuple[str, str]]:
     elapsed = _last(rows, "time/elapsed")
     if elapsed is not None:
         lines.append(("duration", f"{elapsed:.0f} s"))
-    ends = f"first {_ENDS} steps → last {_ENDS}"
+    count = max(1, min(_ENDS, len(rows) // 2))
+    ends = f"first {count} steps → last {count}"
     for title, key in (("solved", "reward/solved"), ("reward", "reward/mean"), ("length", "response/length_mean")):
         values = _column(rows, key)
         if values:
             digits = 1 if title == "length" else 3
-            first, last = _mean(values[:_ENDS]), _mean(values[-_ENDS:])
+            first, last = _mean(values[:count]), _mean(values[-count:])
             lines.append((title, f"{first:.{digits}f} → {last:.{digits}f}   ({ends})"))
     for key in sorted({k for row in rows for k in row if is_headline(k)}):
         values = _column(rows, key)
