@@ -52,12 +52,16 @@ def train(context: typer.Context, config: Config) -> None:
 
 @app.command(context_settings=_DOTTED)
 def check(context: typer.Context, config: Config) -> None:
-    """Say what `train` would find wrong with CONFIG, or what it would do; starts nothing."""
-    from fleuve.config.loader import load_settings
-    from fleuve.config.preflight import preflight
+    """Say what `train` (or `sft`) would find wrong with CONFIG, or what it would do; starts nothing."""
+    flags = _flags(context, str(config))
+    from fleuve.config.loader import is_sft, load_settings, load_sft_settings
+    from fleuve.config.preflight import preflight, preflight_sft
 
-    settings = load_settings(config, _flags(context, str(config)))
-    for line in preflight(settings):
+    if is_sft(config):
+        lines = preflight_sft(load_sft_settings(config, flags))
+    else:
+        lines = preflight(load_settings(config, flags))
+    for line in lines:
         print(f"ok: {line}")
 
 

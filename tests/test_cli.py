@@ -63,6 +63,12 @@ def test_what_is_wrong_on_disk_is_found_before_anything_starts(config: Path, tmp
     assert not (tmp_path / "run").exists()
 
 
+def test_check_knows_a_supervised_run_by_its_file() -> None:
+    result = CliRunner().invoke(app, ["check", str(ROOT / "examples" / "sft_small.toml")])
+    assert result.exit_code == 0
+    assert "ok: model built anew, saved to " in result.output
+
+
 def test_flags_before_the_file_are_explained() -> None:
     result = fleuve("train", "--steps", "3", "examples/quickstart.toml")
     assert result.returncode == 2

@@ -56,6 +56,16 @@ def load_sft_settings(path: str | Path, overrides: Sequence[str] = ()) -> SftSet
     return _load(SftSettings, Path(path), overrides)
 
 
+def is_sft(path: str | Path) -> bool:
+    """Whether a file describes a supervised run: it says where the model is saved.
+
+    Raises:
+        UserError: see `read_toml`.
+    """
+    model = read_toml(Path(path)).get("model")
+    return isinstance(model, dict) and "save" in model
+
+
 def parse_overrides(words: Sequence[str], model: type[BaseModel] = Settings) -> dict[str, Any]:
     """Dotted flags to `{"a.b": value}`. A value is read as TOML where that is possible, unless the setting is a string.
 

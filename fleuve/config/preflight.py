@@ -92,20 +92,27 @@ def preflight(settings: Settings) -> list[str]:
     return _summary(settings, model, train)
 
 
-def preflight_sft(settings: SftSettings) -> None:
+def preflight_sft(settings: SftSettings) -> list[str]:
     """The same for a supervised run.
 
     Raises:
         UserError: one line a problem.
     """
     problems = Problems()
-    if problem := run_directory_problem(settings.run_dir):
-        problems.add(problem)
-    if settings.model.path is not None:
-        path = settings.model.path
-        problems.catch(lambda: inspect_model(path))
-    problems.catch(lambda: inspect_data(settings.data.train, settings.data, None, settings.completion_field))
+    path = settings.model.path
+    model: ModelFacts | None = problems.catch(lambda: inspect_model(path)) if path is not None else None
+    tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
+    data: DataFacts | None = problems.catch(
+        lambda: inspect_data(settings.data.train, settings.data, tokenizer, settings.completion_field)
+    )
     problems.raise_if_any()
+    assert data is not None
+    start = f"from {path}" if path is not None else "built anew"
+    return [
+        f"model {start}, saved to {settings.model.save}",
+        f"data {settings.data.train}: {_extent(data)}",
+        f"{settings.steps} steps of {settings.batch_size} demonstrations",
+    ]
 
 
 def inspect_data(
@@ -170,16 +177,19 @@ def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[st
         about = "a hub name, fetched when the run starts; its context and the prompts' lengths are not checked"
     else:
         about = f"context {model.context or 'unbounded'}"
-    rows = f"{train.rows:,} rows" if train.complete else f"the first {train.rows:,} rows checked"
-    longest = f", longest prompt {train.longest} tokens" if train.longest is not None else ""
     kind = "synchronous" if control.max_staleness == 0 else f"at most {control.max_staleness} versions stale"
     return [
         f"model {settings.model.path}: {about}",
-        f"data {settings.data.train}: {rows}{longest}",
+        f"data {settings.data.train}: {_extent(train)}",
         f"{settings.steps} steps of {control.batch_size} groups × {rollout.group_size} answers = {answers} answers, "
         f"{settings.trainer.minibatches} minibatches each",
         f"{slots} slots = ({control.max_staleness} + 1) × {control.batch_size}: {kind}, overdue: {control.overdue}",
-        f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {rollout.workers} rollout workers, "
+        f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {rollout.workers} rollout worker{'s' * (rollout.workers > 1)}, "
         f"{settings.launch.placement}",
         f"the run goes to {settings.run_dir}",
     ]
+
+
+def _extent(data: DataFacts) -> str:
+    rows = f"{data.rows:,} rows" if data.complete else f"the first {data.rows:,} rows checked"
+    return rows + (f", longest prompt {data.longest} tokens" if data.longest is not None else "")
