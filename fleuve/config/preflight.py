@@ -178,14 +178,14 @@ def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[st
     else:
         about = f"context {model.context or 'unbounded'}"
     kind = "synchronous" if control.max_staleness == 0 else f"at most {control.max_staleness} versions stale"
+    workers = "1 rollout worker" if rollout.workers == 1 else f"{rollout.workers} rollout workers"
     return [
         f"model {settings.model.path}: {about}",
         f"data {settings.data.train}: {_extent(train)}",
         f"{settings.steps} steps of {control.batch_size} groups × {rollout.group_size} answers = {answers} answers, "
         f"{settings.trainer.minibatches} minibatches each",
         f"{slots} slots = ({control.max_staleness} + 1) × {control.batch_size}: {kind}, overdue: {control.overdue}",
-        f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {rollout.workers} rollout worker{'s' * (rollout.workers > 1)}, "
-        f"{settings.launch.placement}",
+        f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {workers}, {settings.launch.placement}",
         f"the run goes to {settings.run_dir}",
     ]
 
