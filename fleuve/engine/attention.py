@@ -81,7 +81,9 @@ class _Singles:
         _, _, heads, key_dim, capacity = slab.keys.shape
         device = slab.keys.device
         rows, positions = np.array([(p.row, p.start) for p in pieces], dtype=np.int64).T
-        self.longest = int(positions.max()) + 1
+        # The CPU's bf16 product copies operands that are not contiguous, so it gets the rows in their whole length.
+        whole = device.type == "cpu" and slab.keys.dtype != torch.float32
+        self.longest = capacity if whole else int(positions.max()) + 1
         self.rows = int(rows[-1]) + 1
         of_key = rows * (heads * key_dim * capacity) + positions
         of_value = rows * (heads * capacity) + positions

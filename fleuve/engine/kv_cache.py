@@ -8,8 +8,11 @@ with the number of their rows.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +20,7 @@ from fleuve.engine.scheduler import Copy, Move, Release, Resize
 from fleuve.engine.sequence import Sequence
 
 SMALLEST_SLAB = 4  # rows
+ALIGNMENT = 64  # bytes: of a cache line and of the widest vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class KVCache:
 
     def apply(self, moves: list[Move]) -> None:
         """Carry out a plan's moves, in order."""
+        for capacity, count in Counter(m.capacity for m in moves if isinstance(m, Resize)).items():
+            self._reserve(capacity, count)
         for move in moves:
             match move:
                 case Resize(sequence, capacity, keep):
@@ -84,17 +90,25 @@ class KVCache:
 
     def _resize(self, sequence: Sequence, capacity: int, keep: int) -> None:
         old = self._places.get(sequence)
-        slab = self.slabs.get(capacity)
-        if slab is None:
-            slab = self.slabs[capacity] = Slab(capacity, *self._memory(SMALLEST_SLAB, capacity))
-        if len(slab.owners) == slab.allocated:
-            self._reallocate(slab, 2 * slab.allocated)
+        slab = self._reserve(capacity, 1)
         new = (slab, len(slab.owners))
         slab.owners.append(sequence)
         self._places[sequence] = new
         if old is not None:
             self._copy(old, new, keep)
             self._release(*old)
+
+    def _reserve(self, capacity: int, more: int) -> Slab:
+        """The slab of this capacity, with room for `more` rows: grown once for all that a plan adds."""
+        slab = self.slabs.get(capacity)
+        rows = SMALLEST_SLAB if slab is None else slab.allocated
+        while rows < more + (0 if slab is None else len(slab.owners)):
+            rows *= 2
+        if slab is None:
+            slab = self.slabs[capacity] = Slab(capacity, *self._memory(rows, capacity))
+        elif rows > slab.allocated:
+            self._reallocate(slab, rows)
+        return slab
 
     def _release(self, slab: Slab, row: int) -> None:
         last = slab.owners.pop()
@@ -116,10 +130,8 @@ class KVCache:
 
     def _memory(self, rows: int, capacity: int) -> tuple[Tensor, Tensor]:
         head = (self.layout.layers, rows, self.layout.kv_heads)
-        return (
-            torch.zeros((*head, self.layout.key_dim, capacity), dtype=self.dtype, device=self.device),
-            torch.zeros((*head, capacity, self.layout.value_dim), dtype=self.dtype, device=self.device),
-        )
+        keys, values = (*head, self.layout.key_dim, capacity), (*head, capacity, self.layout.value_dim)
+        return _zeros(keys, self.dtype, self.device), _zeros(values, self.dtype, self.device)
 
     def _reallocate(self, slab: Slab, rows: int) -> None:
         keys, values = self._memory(rows, slab.capacity)
@@ -127,3 +139,14 @@ class KVCache:
         keys[:, :used] = slab.keys[:, :used]
         values[:, :used] = slab.values[:, :used]
         slab.keys, slab.values = keys, values
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU such that a page costs nothing until it is written (numpy asks the system for zeroed pages, and
+    for huge ones; torch writes the zeros)."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(size + ALIGNMENT, dtype=np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)

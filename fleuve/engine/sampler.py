@@ -53,7 +53,6 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> tuple[list[int], list[float]]:
 
     Greedy rows (temperature 0) have log-probability 0. A row whose logits are not finite has NaN.
     """
-    logits = logits.float()
     device = logits.device
     params = [d.params for d in draws]
     temperatures = [p.temperature for p in params]
@@ -65,10 +64,10 @@ def sample(logits: Tensor, draws: Seq[Draw]) -> tuple[list[int], list[float]]:
     if any(t != 1 for t in temperatures):
         inverse = [1.0 if t == 0 else min(1.0 / t, MAX_TEMPERATURE_INVERSE) for t in temperatures]
         if all(t == inverse[0] for t in inverse):
-            logits = logits * inverse[0]
+            logits = logits.float() * inverse[0]
         else:
-            logits = logits * torch.tensor(inverse, dtype=torch.float32, device=device)[:, None]
-    probabilities = logits.softmax(-1)
+            logits = logits.float() * torch.tensor(inverse, dtype=torch.float32, device=device)[:, None]
+    probabilities = logits.softmax(-1, dtype=torch.float32)
     filtered = [i for i, p in enumerate(params) if not greedy[i] and (p.top_k > 0 or p.top_p < 1)]
     if filtered:
         rows = torch.tensor(filtered, device=device)
