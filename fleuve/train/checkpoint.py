@@ -49,9 +49,9 @@ def save(path: Path, model: nn.Module, optimizer: MasterOptimizer, version: int,
         _flush(path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part_model, ignore_errors=True)
-        part_state.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            path.rmdir()
+            part_state.unlink(missing_ok=True)
+            path.rmdir()  # unless there is something else in it
         raise OSError(f"cannot write the checkpoint {path}: {error}") from error
 
 

@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from fleuve.contracts import TrainerError
+from fleuve.errors import UserError
 from fleuve.types import Batch, StepResult, WeightFile, decode, encode
 
 T = TypeVar("T")
@@ -66,11 +67,19 @@ class TrainerClient:
         return self._decoded(await self._post("publish", "/publish", body), WeightFile, "publish")
 
     async def save(self, path: Path) -> None:
-        """Write a checkpoint directory (on the trainer's machine)."""
+        """Write a checkpoint directory (on the trainer's machine).
+
+        Raises:
+            TrainerError: the disk is full, or whatever the system says; one line with the path.
+        """
         await self._post(f"save to {path}", "/save", json.dumps({"path": str(path)}).encode())
 
     async def load(self, path: Path) -> None:
-        """Continue from a checkpoint directory."""
+        """Continue from a checkpoint directory.
+
+        Raises:
+            UserError: it is none, or another model's.
+        """
         await self._post(f"load from {path}", "/load", json.dumps({"path": str(path)}).encode())
 
     async def health(self) -> dict[str, Any]:
@@ -94,7 +103,7 @@ class TrainerClient:
         except (aiohttp.ClientError, OSError) as error:
             raise TrainerError(f"trainer at {self._url}: {what} failed: {error or type(error).__name__}") from error
         if response.status != 200:
-            raise TrainerError(f"trainer at {self._url}: {what} failed: {_reason(answer)}")
+            raise _error(answer, f"trainer at {self._url}: {what} failed")
         return answer
 
     def _decoded(self, answer: bytes, kind: type[T], what: str) -> T:
@@ -104,10 +113,13 @@ class TrainerClient:
             raise TrainerError(f"trainer at {self._url}: cannot read its answer to {what}: {error}") from error
 
 
-def _reason(answer: bytes) -> str:
-    """The first line says what happened; the trainer's traceback follows."""
+def _error(answer: bytes, where: str) -> Exception:
+    """What the trainer reported: the user's to mend, or a TrainerError (with its traceback, if it sent one)."""
     try:
         found = json.loads(answer)
-        return f"{found['kind']}: {found['error']}\n{found['traceback']}"
+        kind, reason, trace = found["kind"], found["error"], found.get("traceback")
     except (ValueError, KeyError, TypeError):
-        return answer.decode(errors="replace")
+        return TrainerError(f"{where}: {answer.decode(errors='replace')}")
+    if kind == UserError.__name__:
+        return UserError(reason)
+    return TrainerError(f"{where}: {kind}: {reason}" + (f"\n{trace}" if trace else ""))

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
+from fleuve.errors import UserError
 from fleuve.train.trainer import Trainer
 from fleuve.types import Batch, decode, encode
 
@@ -98,7 +99,7 @@ class TrainerServer:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What a handler raises, as status 500: one line of reason, and the whole traceback (which the log gets too)."""
+    """What a handler raises, as status 500: a line of reason, and for what may be our fault the traceback too."""
     try:
         return await handler(request)
     except web.HTTPException:
@@ -106,9 +107,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception as error:
         text = traceback.format_exc()
         print(f"{request.path} failed:\n{text}", file=sys.stderr, flush=True)
-        return web.json_response(
-            {"error": str(error) or type(error).__name__, "kind": type(error).__name__, "traceback": text}, status=500
-        )
+        answer = {"error": str(error) or type(error).__name__, "kind": type(error).__name__}
+        if not isinstance(error, UserError | OSError):
+            answer["traceback"] = text
+        return web.json_response(answer, status=500)
 
 
 def _packed(value: Any) -> web.Response:
