@@ -19,6 +19,7 @@ from fleuve.launch.checkpoints import Checkpoints
 from fleuve.launch.local import System, start
 from fleuve.launch.process import ChildError
 from fleuve.modeling.loading import load_tokenizer
+from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.rundir import RunDirectory, create_run_directory
 from fleuve.rewards.pool import RewardPool
@@ -147,15 +148,16 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
             checkpoint=checkpoint,
         )
         stop.watch(controller, system.trainer)
-        await _until_done_or_dead(controller, system)
+        await _until_done_or_dead(controller, system, observer)
         await stop.close()
         observer.note(f"{'stopped' if stop.asked else 'done'} at version {controller.version}; saving")
         await checkpoint(controller.version)
 
 
-async def _until_done_or_dead(controller: Controller, system: System) -> None:
+async def _until_done_or_dead(controller: Controller, system: System, observer: RunObserver) -> None:
     """Run the controller; the death of a process ends it at once, with that process's last words as the reason."""
     async with asyncio.TaskGroup() as tasks:
-        watch = tasks.create_task(system.watch())
+        watches = [tasks.create_task(system.watch()), tasks.create_task(watch_lag(observer))]
         await controller.run()
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
