@@ -13,7 +13,8 @@ from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
-from fleuve.modeling.loading import load_model, load_tokenizer, resolve_model
+from fleuve.modeling.loading import load_model, resolve_model
+from fleuve.modeling.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_CONTEXT = 32768  # of a model whose configuration does not say

@@ -71,7 +71,7 @@ def run_eval(settings: EvalSettings, progress: Callable[[int, int], None] | None
     facts = inspect_model(settings.model, key="MODEL")
     if settings.output is not None:
         _check_writable(Path(settings.output))
-    from fleuve.modeling.loading import load_tokenizer  # imports torch: after what can be said without it
+    from fleuve.modeling.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(settings.model)
     prompts = load_prompts(spec, settings.data, tokenizer, settings.limit, settings.seed)

@@ -18,7 +18,7 @@ from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.checkpoints import Checkpoints
 from fleuve.launch.local import System, start
 from fleuve.launch.process import ChildError
-from fleuve.modeling.loading import load_tokenizer
+from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.rundir import RunDirectory, create_run_directory

@@ -1,11 +1,11 @@
-"""Opening a Hugging Face model directory for Fleuve: the model on our attention function, and its tokenizer."""
+"""Opening a Hugging Face model directory for Fleuve: the model, on our attention function."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from fleuve.config.models import resolve_model
 from fleuve.modeling.attention import NAME
@@ -25,12 +25,3 @@ def build_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> t
     hf_config = AutoConfig.for_model(config["model_type"], **fields)
     model: torch.nn.Module = AutoModelForCausalLM.from_config(hf_config, attn_implementation=NAME)
     return model.to(dtype)
-
-
-def load_tokenizer(path: str) -> Any:
-    """The directory's tokenizer.
-
-    Raises:
-        OSError: the directory has none.
-    """
-    return AutoTokenizer.from_pretrained(resolve_model(path))

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fleuve.errors import UserError
-from fleuve.modeling.loading import load_tokenizer
+from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.train.optimizer import MasterOptimizer
 
 MODEL = "model"

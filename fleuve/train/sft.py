@@ -19,7 +19,8 @@ from fleuve.config.settings import SftSettings
 from fleuve.data.open import open_demonstrations
 from fleuve.errors import UserError
 from fleuve.modeling.char_tokenizer import build_char_tokenizer
-from fleuve.modeling.loading import build_model, load_model, load_tokenizer, resolve_model
+from fleuve.modeling.loading import build_model, load_model, resolve_model
+from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.train.checkpoint import save_model
 from fleuve.train.microbatch import Sample, make_micro_batches
 from fleuve.train.optimizer import MasterOptimizer

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from fleuve.data.procedural import rows
 from fleuve.modeling.char_tokenizer import SPECIAL
-from fleuve.modeling.loading import load_tokenizer, resolve_model
+from fleuve.modeling.loading import resolve_model
+from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.rewards.math import verify_math
 
 SMALL = "builtin:small"
