@@ -5,7 +5,8 @@
 `padding_ratio` is how many tokens the padded arm computes for each real one; `ratio` is how many times as long its
 update takes (forward, backward, AdamW). Packing is worth what it promises if the two are equal. The padded arm is
 transformers' own: rows filled up to the longest answer of the batch, an attention mask, its SDPA attention. A second
-arm fills up to the longest row of each micro-batch only. The output head and the loss are the packed arm's own in all.
+arm fills up to the longest row of each micro-batch only. Output head, loss and optimiser are the packed arm's own in
+all; the padded arms apply the head to every answer position of every row, as trainers on transformers do.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fleuve.train.policy import Policy
 
 BUDGET = 8192
 CHUNK = 1024
+PROMPT = 16
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MODELS = {
     "0.6M": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "vocab_size": 64}
@@ -47,24 +49,24 @@ MODELS = {
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows `[rows, longest]`, and the learnt positions among all of them laid end to end, as in `MicroBatch`."""
+    """`[rows, longest]`: `input_ids`, `attention_mask`. `targets`, `behaviour`, `advantages` are those of all answer
+    tokens laid end to end, as in `MicroBatch`."""
 
     input_ids: Tensor
     attention_mask: Tensor
-    rows: Tensor
     targets: Tensor
     behaviour: Tensor
     advantages: Tensor
 
 
 def make_samples(count: int, vocabulary: int, median: float, longest: int, seed: int = 0) -> list[Sample]:
-    """Answers of heavy-tailed length after prompts of 16 tokens."""
+    """Answers of heavy-tailed length after prompts of `PROMPT` tokens."""
     rng = np.random.default_rng(seed)
     samples = []
     for _ in range(count):
         answer = int(np.clip(rng.lognormal(np.log(median), 0.7), 2, longest))
-        tokens = rng.integers(3, vocabulary, 16 + answer).astype(np.int32)
-        targets = np.arange(16, len(tokens), dtype=np.int32)
+        tokens = rng.integers(3, vocabulary, PROMPT + answer).astype(np.int32)
+        targets = np.arange(PROMPT, len(tokens), dtype=np.int32)
         behaviour = -np.log(vocabulary) + 0.1 * rng.standard_normal(answer)
         samples.append(
             Sample(tokens, targets, behaviour.astype(np.float32), np.zeros(answer, np.int32), rng.standard_normal())
@@ -93,9 +95,6 @@ def _padded_rows(samples: Sequence[Sample], width: int) -> PaddedRows:
     return PaddedRows(
         input_ids=input_ids,
         attention_mask=mask,
-        rows=torch.from_numpy(
-            np.concatenate([i * width + s.targets.astype(np.int64) - 1 for i, s in enumerate(samples)])
-        ),
         targets=torch.from_numpy(np.concatenate([s.tokens[s.targets] for s in samples]).astype(np.int64)),
         behaviour=torch.from_numpy(np.concatenate([s.behaviour for s in samples])),
         advantages=torch.from_numpy(
@@ -109,8 +108,9 @@ def padded_logprobs(model: torch.nn.Module, batch: PaddedRows) -> Tensor:
     hidden = base_model(model)(
         input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state
-    rows = hidden.flatten(0, 1).index_select(0, batch.rows)
-    return token_logprobs(partial(logits, model), rows, batch.targets, 1.0, CHUNK)[0]
+    answers, targets = hidden[:, PROMPT - 1 : -1], batch.input_ids[:, PROMPT:]
+    logprobs, _ = token_logprobs(partial(logits, model), answers.flatten(0, 1), targets.flatten(), 1.0, CHUNK)
+    return logprobs[batch.attention_mask[:, PROMPT:].flatten().bool()]
 
 
 class Arm:
