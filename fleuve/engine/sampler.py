@@ -96,7 +96,6 @@ def _filter(probabilities: Tensor, top_k: list[int], top_p: list[float]) -> Tens
     ordered = ordered / ordered.sum(-1, keepdim=True)
     before = ordered.cumsum(-1) - ordered
     nucleus = before < torch.tensor(top_p, dtype=torch.float32, device=device)[:, None]
-    nucleus[:, 0] = True
     ordered = torch.where(nucleus, ordered, 0.0)
     ordered = ordered / ordered.sum(-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter_(-1, order, ordered)

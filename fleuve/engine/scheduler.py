@@ -145,9 +145,7 @@ class Scheduler:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             if chunk.start == 0:
-                sequence.prompt_version = version
-            elif chunk.start < len(sequence.prompt) - 1 and sequence.prompt_version != version:
-                sequence.prompt_version = None
+                sequence.prompt_version = version  # until the next update: `interrupt` forgets it
             sequence.num_cached = chunk.start + chunk.count
 
     def interrupt(self, drop_cache: bool) -> int:
@@ -155,6 +153,7 @@ class Scheduler:
         in_flight = [s for s in (*self.running, *self.waiting) if s.num_cached or s.num_output]
         for sequence in in_flight:
             sequence.interruptions += 1
+            sequence.prompt_version = None  # what is cached serves no one else from here on
             if drop_cache:
                 sequence.drop_cache()
         return len(in_flight)

@@ -13,7 +13,7 @@ class Sequence:
 
     `tokens` is prompt and answer together; a step feeds `tokens[num_cached:]` (or the start of it) to the model.
     `capacity` is the size in tokens of the cache row it holds (0: none). `prompt_version` is the version whose weights
-    computed every cached position of the prompt; None when there is none or when several did.
+    computed every cached position; None when there is none, or when the weights have changed since.
     """
 
     request: GenerationRequest

@@ -162,6 +162,15 @@ def test_a_prompt_computed_half_by_older_weights_is_not_copied() -> None:
     assert not any(isinstance(m, Copy) for m in run_step(scheduler, version=1).moves)
 
 
+def test_other_weights_under_the_same_version_make_a_cached_prompt_old_too() -> None:
+    scheduler = Scheduler(LIMITS)
+    scheduler.add(sequence(1, prompt=[5] * 30, new=50))
+    run_step(scheduler, version=4)
+    scheduler.interrupt(drop_cache=False)
+    scheduler.add(sequence(2, prompt=[5] * 30, new=50))
+    assert not any(isinstance(m, Copy) for m in run_step(scheduler, version=4).moves)
+
+
 def test_after_an_interruption_siblings_share_the_prompt_again() -> None:
     scheduler = Scheduler(LIMITS)
     for i in range(3):
