@@ -225,17 +225,16 @@ class Controller:
             await self._fleet.pause()
         result = await self._trainer.step(batch)
         stepped = self._now()
-        left = [group for group in batch.groups if group.id not in set(result.trained)]
-        self.gate.put_back([group.id for group in left])
-        self._ready.update({group.id: group for group in left})
-        if result.trained:
-            self._newest = await self._trainer.publish(self._fleet.served_version)
+        left = {group.id: group for group in batch.groups if group.id not in set(result.trained)}
+        self.gate.put_back(left)
+        self._ready.update(left)
+        weights = await self._trainer.publish(self._fleet.served_version) if result.trained else None
         if colocated:
             await self._fleet.resume()
-        if not result.trained:
+        if weights is None:
             return
         published = self._now()
-        self.version = result.version
+        self.version, self._newest = result.version, weights
         self.gate.end_step(result.trained, result.version)
         for group in result.trained:
             del self._prompts[group]
@@ -258,10 +257,11 @@ class Controller:
             await self._checkpoint(self.version)
 
     def _report(self, batch: Batch, result: StepResult, times: dict[str, float]) -> None:
-        """Fill in the advantages and hand the step's metrics to the observer."""
+        """Fill in the advantages and hand the step's metrics and what it trained to the observer."""
         for group, advantages in zip(batch.groups, result.advantages, strict=True):
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
                 trajectory.advantage = advantage
+        batch = Batch(version=batch.version, groups=[g for g in batch.groups if g.id in set(result.trained)])
         metrics = {
             "step": float(self.version),
             "policy_version": float(self.version),

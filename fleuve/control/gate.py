@@ -83,7 +83,8 @@ class Gate:
         """Stepping → trained: the step made `version`. Their slots come back once it is served."""
         self._move(groups, State.STEPPING, None)
         self.trained += len(groups)
-        self._awaiting_service.append((version, len(groups)))
+        if version > self.served_version:
+            self._awaiting_service.append((version, len(groups)))
         self._check()
 
     def put_back(self, groups: Collection[int]) -> None:

@@ -64,8 +64,10 @@ class EngineClient:
             checksum=weights.checksum,
             interrupt=interrupt,
         )
+        # `finish` lets the answers in flight end first, and each of them has the time of a request.
+        timeout = self._update_timeout + (self._request_timeout if interrupt == "finish" else 0.0)
         what = f"the update to version {weights.version}"
-        return await self._post("/update_weights", body, WeightUpdate, self._update_timeout, what)
+        return await self._post("/update_weights", body, WeightUpdate, timeout, what)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         await self._post("/abort", AbortRequest(list(request_ids)), dict[str, Any], self._update_timeout, "abort")

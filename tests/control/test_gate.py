@@ -55,6 +55,16 @@ def test_a_step_cut_short_puts_its_untrained_groups_back():
     assert (gate.trained, gate.ids(State.READY)) == (1, [b])
 
 
+def test_slots_are_free_at_once_if_the_weights_are_served_before_the_step_is_accounted_for():
+    gate = Gate(batch_size=1, max_staleness=0)
+    group = gate.admit()
+    gate.finish(group, 0)
+    gate.begin_step([group])
+    gate.serve(1)
+    gate.end_step([group], 1)
+    assert gate.free == 1
+
+
 def test_the_served_version_never_goes_back():
     gate = Gate(batch_size=1, max_staleness=0, version=3)
     with pytest.raises(RuntimeError):
