@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from fleuve.data.procedural import EVAL_SHARE, rows
+from fleuve.data.procedural.numeral import in_words
 from fleuve.errors import UserError
 from fleuve.rewards.math import verify_math
 
@@ -31,7 +32,7 @@ def number_of_steps(prompt: str) -> int:
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_seed_others() -> None:
-    for name in ("chain", "compare"):
+    for name in ("chain", "numeral"):
         assert take(200, name, seed=3) == take(200, name, seed=3)
         assert take(200, name, seed=3) != take(200, name, seed=4)
 
@@ -69,7 +70,7 @@ def test_lengths_vary_by_twenty_times_and_are_heavy_tailed() -> None:
     assert sum(lengths[-MANY // 10 :]) > 0.25 * sum(lengths), "the longest tenth holds a quarter of the tokens"
 
 
-@pytest.mark.parametrize("name", ["chain", "compare"])
+@pytest.mark.parametrize("name", ["chain", "numeral"])
 def test_train_and_eval_share_no_prompt_whatever_the_seed(name: str) -> None:
     train = {row["prompt"] for row in take(MANY, name, seed=0)}
     evaluated = {row["prompt"] for seed in (0, 1) for row in take(MANY // EVAL_SHARE, name, seed=seed, split="eval")}
@@ -94,16 +95,26 @@ def test_careless_demonstrations_come_as_often_as_asked_and_leave_the_answer_rig
         assert working.rpartition("=")[2] == reached
 
 
-def test_a_comparison_asks_for_the_largest_or_smallest_of_different_numbers() -> None:
-    words = set()
-    for row in take(300, "compare") + take(300, "compare", count="3", lowest="1", highest="9"):
-        numbers = [int(n) for n in re.findall(r"\d+", row["prompt"])]
-        (word,) = re.findall("larger|largest|smaller|smallest", row["prompt"])
-        words.add(word)
-        assert len(set(numbers)) == len(numbers)
-        assert row["answer"] == str(max(numbers) if word.startswith("larg") else min(numbers))
+def test_numbers_in_words_are_the_numbers() -> None:
+    words = {number: in_words(number) for number in range(1000)}
+    assert len(set(words.values())) == 1000
+    for number, expected in {
+        0: "zero",
+        8: "eight",
+        10: "ten",
+        13: "thirteen",
+        20: "twenty",
+        47: "forty-seven",
+        100: "one hundred",
+        309: "three hundred and nine",
+        999: "nine hundred and ninety-nine",
+    }.items():
+        assert words[number] == expected
+    for row in take(200, "numeral", lowest="5", highest="250"):
+        number = int(row["answer"])
+        assert 5 <= number <= 250
+        assert row["prompt"] == f"Write the number {words[number]} in digits."
         assert verify_math(row["completion"], row["answer"]) == 1.0
-    assert len(words) >= 2
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_a_comparison_asks_for_the_largest_or_smallest_of_different_numbers() ->
         ("chain", {"median": "many"}, "median=many is not of type float"),
         ("chain", {"max_steps": "27"}, "max_steps=27 is not in 1..26"),
         ("chain", {"guess": "0.7", "stop": "0.7"}, "together at most 1"),
-        ("compare", {"lowest": "5", "highest": "5"}, "has not 2 different numbers"),
+        ("numeral", {"lowest": "5", "highest": "1000"}, "is not within 0..999"),
     ],
 )
 def test_a_mistake_is_told_at_once_in_one_line(name: str, params: dict[str, str], says: str) -> None:

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import Any, Protocol
 
 from fleuve.data.procedural.chain import Chain
-from fleuve.data.procedural.compare import Compare
+from fleuve.data.procedural.numeral import Numeral
 from fleuve.errors import UserError
 
 EVAL_SHARE = 8
@@ -29,7 +29,7 @@ class Generator(Protocol):
         """One problem: `prompt`, `answer` (what a verifier compares with) and `completion` (a demonstration)."""
 
 
-GENERATORS: dict[str, type[Any]] = {"chain": Chain, "compare": Compare}
+GENERATORS: dict[str, type[Any]] = {"chain": Chain, "numeral": Numeral}
 
 
 def rows(name: str, params: Mapping[str, str], seed: int) -> Iterator[dict[str, str]]:
