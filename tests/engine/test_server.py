@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -245,6 +246,30 @@ async def test_an_aborted_request_answers_and_a_lost_client_aborts(client: Clien
     assert answer.finish_reason == "abort"
     assert len(answer.output_ids) == len(answer.logprobs) < 500
     assert (await again).finish_reason == "length"
+
+
+async def test_a_late_result_of_a_cancelled_request_is_not_given_to_its_successor(model_dir: Path) -> None:
+    engine = open_engine(EngineOptions(model=str(model_dir)))
+    step, stepped, go_on = engine.step, threading.Event(), threading.Event()
+
+    def held_after_the_step():
+        outcome = step()
+        stepped.set()
+        go_on.wait(20)
+        return outcome
+
+    engine.step = held_after_the_step  # type: ignore[method-assign]
+    loop = EngineLoop(engine)
+    loop.start()
+    first = asyncio.create_task(loop.generate(ask("a", prompt_of(0, 9), new=1)))
+    assert await asyncio.to_thread(stepped.wait, 20)
+    first.cancel()
+    await asyncio.wait({first})
+    second = asyncio.create_task(loop.generate(ask("a", prompt_of(0, 9), new=5)))
+    await asyncio.sleep(0)
+    go_on.set()
+    assert len((await asyncio.wait_for(second, 20)).output_ids) == 5
+    await loop.stop()
 
 
 async def test_a_fault_in_the_engine_fails_every_request_at_once(model_dir: Path) -> None:

@@ -210,3 +210,18 @@ def test_broken_weights_fail_their_requests_and_good_ones_mend_the_engine(interr
     swap(engine, 2, interrupt)
     answer = run_all(engine, [ask("b", prompt_of(0, 5))])["b"]
     assert answer.logprobs == pytest.approx(score(model_of(2), prompt_of(0, 5), answer.output_ids), abs=1e-4)
+
+
+def test_after_broken_weights_nothing_of_them_is_left_in_the_cache() -> None:
+    engine = engine_of(model_of(0), prefill_tokens=60)
+    broken = {name: torch.full_like(w, torch.nan) for name, w in weights_of(1).items()}
+    engine.request_update(Update(version=1, tensors=broken, interrupt="recompute"))
+    engine.add(ask("fails", prompt_of(0, 25)))
+    engine.add(ask("is still being prefilled", prompt_of(1, 50)))  # so its row, and with it the slab, stays
+    assert [end[0] for end in engine.step().ended] == ["fails"]
+    swap(engine, 2, "recompute")
+    engine.add(ask("takes the free row", prompt_of(2, 5)))
+    answers = drain(engine)
+    for request_id, prompt in (("is still being prefilled", prompt_of(1, 50)), ("takes the free row", prompt_of(2, 5))):
+        output = answers[request_id].output_ids
+        assert answers[request_id].logprobs == pytest.approx(score(model_of(2), prompt, output), abs=1e-4)
