@@ -12,6 +12,7 @@ that the simulator drives this very code on virtual time.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -37,6 +38,9 @@ Evaluation = Callable[[int], Awaitable[dict[str, float]]]
 
 Checkpoint = Callable[[int], Awaitable[None]]
 """Saves the run as of a version."""
+
+ATTEMPTS = 2
+"""How often a prompt is tried whose groups fail, before it is given up."""
 
 
 class Controller:
@@ -71,7 +75,8 @@ class Controller:
         self._newest: WeightFile | None = None
         self._evaluated_version: int | None = None
         self._stopping = False
-        self._failures_in_a_row = 0
+        self._attempts: Counter[str] = Counter()  # failed groups of the prompts that are to be tried again
+        self._failed_in_a_row: set[str] = set()  # prompts whose groups failed since a group last succeeded
         self._latest: dict[str, float] = {}  # shown with every step until there is a newer value
         self._evaluation: dict[str, float] = {}  # shown once, with the next step
         self._last_step_at = 0.0
@@ -133,9 +138,12 @@ class Controller:
     async def _run_group(self, group: int, prompt: Prompt) -> None:
         """One group's episode, from admission to ready or dropped."""
         admitted_version, admitted_at = self.gate.served_version, self._now()
-        limit = self._settings.control.group_timeout
+        settings = self._settings
+        # Colocated, a group stands still while the trainer has the machine.
+        pause = settings.trainer.step_timeout if settings.launch.placement == "colocated" else 0.0
+        limit = settings.control.group_timeout + pause
         try:
-            async with asyncio.timeout(limit), self._fleet.worker(self._settings.rollout.group_size) as engine:
+            async with asyncio.timeout(limit), self._fleet.worker(settings.rollout.group_size) as engine:
                 trajectories = await self._workflow.run(engine, prompt, group)
         except TimeoutError:
             self._fail(group, "timeout", f"not done within {limit:g} s")
@@ -157,7 +165,10 @@ class Controller:
                 )
 
     def _finish(self, group: Group) -> None:
-        self._failures_in_a_row = 0
+        if group.id not in self._running:
+            return  # dropped as overdue in this very turn of the loop
+        self._failed_in_a_row.clear()
+        self._attempts.pop(group.prompt.id, None)
         self.gate.finish(group.id, group.oldest_version)
         self._ready[group.id] = group
         del self._running[group.id]
@@ -173,16 +184,30 @@ class Controller:
         self._signal.notify()
 
     def _fail(self, group: int, reason: str, detail: str) -> None:
-        self._observer.note(f"group {group} ({self._prompts[group].id}) dropped: {reason}: {detail}")
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= self._settings.control.max_failures_in_a_row:
-            raise RunError(f"{self._failures_in_a_row} groups in a row were dropped; the last one: {reason}: {detail}")
-        self._drop(group, reason)
+        """Drop a running group that came to nothing; end the run if nothing else happens any more.
 
-    def _drop(self, group: int, reason: str) -> None:
-        """Out of the run, its prompt back to the source."""
+        Raises:
+            RunError: `max_failures_in_a_row` different prompts failed and none succeeded in between.
+        """
+        if group not in self._running:
+            return  # dropped as overdue in this very turn of the loop
+        prompt = self._prompts[group]
+        self._observer.note(f"group {group} ({prompt.id}) dropped: {reason}: {detail}")
+        self._failed_in_a_row.add(prompt.id)
+        if (failed := len(self._failed_in_a_row)) >= self._settings.control.max_failures_in_a_row:
+            raise RunError(f"the groups of {failed} prompts in a row failed; the last one: {reason}: {detail}")
+        self._attempts[prompt.id] += 1
+        again = self._attempts[prompt.id] < ATTEMPTS
+        if not again:
+            del self._attempts[prompt.id]
+        self._drop(group, reason, again)
+
+    def _drop(self, group: int, reason: str, again: bool = True) -> None:
+        """Out of the run; with `again` its prompt goes back to the source."""
         self.gate.drop(group, reason)
-        self._source.give_back(self._prompts.pop(group))
+        prompt = self._prompts.pop(group)
+        if again:
+            self._source.give_back(prompt)
         self._ready.pop(group, None)
         self._running.pop(group, None)
         self._signal.notify()
@@ -223,21 +248,15 @@ class Controller:
         colocated = self._settings.launch.placement == "colocated"
         if colocated:
             await self._fleet.pause()
-        result = await self._trainer.step(batch)
+        result = await self._train_batch(batch)
         stepped = self._now()
-        left = {group.id: group for group in batch.groups if group.id not in set(result.trained)}
-        self.gate.put_back(left)
-        self._ready.update(left)
         weights = await self._trainer.publish(self._fleet.served_version) if result.trained else None
         if colocated:
             await self._fleet.resume()
         if weights is None:
             return
         published = self._now()
-        self.version, self._newest = result.version, weights
-        self.gate.end_step(result.trained, result.version)
-        for group in result.trained:
-            del self._prompts[group]
+        self._newest = weights
         self._signal.notify()
         self._observer.span("trainer", "wait for batch", waiting_since, started)
         self._observer.span("trainer", f"step {self.version}", started, stepped, groups=len(result.trained))
@@ -255,6 +274,31 @@ class Controller:
         every = self._settings.checkpoint.every
         if self._checkpoint is not None and every and self.version % every == 0:
             await self._checkpoint(self.version)
+
+    async def _train_batch(self, batch: Batch) -> StepResult:
+        """Have the trainer make a step of `batch`, and account for it, whatever happens to the run meanwhile: if it is
+        ended by an error elsewhere, the step is cut short, and what it came to still counts."""
+        step = asyncio.ensure_future(self._trainer.step(batch))
+        try:
+            result = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            if not step.done():
+                await self._trainer.interrupt()
+            self._account(batch, await step)
+            raise
+        self._account(batch, result)
+        return result
+
+    def _account(self, batch: Batch, result: StepResult) -> None:
+        """Trained groups leave the run; the others of the batch are ready again."""
+        left = {group.id: group for group in batch.groups if group.id not in set(result.trained)}
+        self.gate.put_back(left)
+        self._ready.update(left)
+        if result.trained:
+            self.version = result.version
+            self.gate.end_step(result.trained, result.version)
+            for group in result.trained:
+                del self._prompts[group]
 
     def _report(self, batch: Batch, result: StepResult, times: dict[str, float]) -> None:
         """Fill in the advantages and hand the step's metrics and what it trained to the observer."""

@@ -118,7 +118,36 @@ def test_groups_that_fail_give_their_slots_and_prompts_back():
 def test_when_every_group_fails_the_run_ends_and_says_why():
     with pytest.raises(ExceptionGroup) as caught:
         play(verdict=lambda _: None)
-    assert caught.group_contains(RunError, match="groups in a row were dropped; the last one: no verdict: verifier")
+    assert caught.group_contains(RunError, match="prompts in a row failed; the last one: no verdict: verifier")
+
+
+def test_a_prompt_that_always_fails_is_given_up_and_the_run_goes_on():
+    world = play(verdict=lambda prompt: None if prompt.id in ("p3", "p4", "p17") else 1.0, eta=1, steps=30)
+    assert world.controller.version == 30
+    assert world.controller.gate.dropped == Counter({"no verdict": 6})
+    assert [world.source.issued[p] for p in ("p3", "p4", "p17")] == [2, 2, 2]
+    assert_conserved(world)
+
+
+def test_an_error_elsewhere_cuts_the_step_short_and_what_it_trained_counts():
+    async def break_a_worker(world: World) -> None:
+        await asyncio.sleep(10.0)
+        world.engines[0].broken = True
+
+    async def main() -> World:
+        world = World(eta=4, train_seconds=3.0, steps=50)
+        helper = asyncio.ensure_future(break_a_worker(world))
+        with pytest.raises(ExceptionGroup):
+            await world.controller.run()
+        await helper
+        return world
+
+    world = run_virtual(main())
+    assert world.trainer.interruptions == 1
+    assert world.controller.version == world.trainer.version
+    assert_conserved(world)
+    issued, trained = set(world.source.issued), set(world.trained())
+    assert {p.id for p in world.controller.pending()} == issued - trained
 
 
 def test_stopping_keeps_every_admitted_prompt_that_was_not_trained():

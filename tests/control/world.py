@@ -4,6 +4,7 @@ takes its time, faults on request. Everything is drawn from one seed."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -66,6 +67,7 @@ class Engine:
         self.served: list[int] = [0]
         self.active = 0
         self.tokens = 0
+        self.broken = False
         self.token_seconds = 0.01
         self._running = asyncio.Event()
         self._running.set()
@@ -112,6 +114,8 @@ class Engine:
         self._running.set()
 
     async def metrics(self) -> dict[str, float]:
+        if self.broken:
+            raise RolloutError("worker-0: connection lost")
         return {"tokens_generated": float(self.tokens)}
 
 
@@ -149,13 +153,18 @@ class Trainer:
         self.version = 0
         self.batches: list[Batch] = []
         self.generated_while_stepping = 0
-        self.interrupted = asyncio.Event()
+        self.interruptions = 0
+        self._cut = asyncio.Event()
 
     async def step(self, batch: Batch) -> StepResult:
         assert batch.version == self.version
         before = sum(e.tokens for e in self.engines)
-        await asyncio.sleep(self.seconds * self.rng.uniform(0.5, 1.5))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.seconds * self.rng.uniform(0.5, 1.5)):
+                await self._cut.wait()
         self.generated_while_stepping += sum(e.tokens for e in self.engines) - before
+        if self._cut.is_set():  # half of the batch was trained
+            batch = Batch(version=batch.version, groups=batch.groups[: len(batch.groups) // 2])
         self.batches.append(batch)
         self.version += 1
         advantages: list[list[float | None]] = [[0.0] * len(g.trajectories) for g in batch.groups]
@@ -166,7 +175,9 @@ class Trainer:
             trained=[g.id for g in batch.groups],
         )
 
-    async def interrupt(self) -> None: ...
+    async def interrupt(self) -> None:
+        self.interruptions += 1
+        self._cut.set()
 
     async def publish(self, served: int) -> WeightFile:
         return WeightFile(version=self.version, path="", bytes=0, checksum="")
