@@ -7,6 +7,7 @@ and looks at no more than it can in a second: of a long data file the first part
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.settings import DataSettings, Settings, SftSettings
 from fleuve.data.open import PROCEDURAL, read_rows
 from fleuve.data.render import prompt_ids, prompt_text
+from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
 from fleuve.rewards.verifiers import check_name
@@ -153,13 +155,22 @@ def length_problems(settings: Settings, data: DataFacts, context: int | None) ->
             f"the longest sequence has {of}; the model's context is {context}: "
             f"rollout.max_new_tokens can be {context - prompt} at most"
         )
-    for key, value in (
-        ("rollout.kv_cache_tokens", settings.rollout.kv_cache_tokens),
-        ("trainer.token_budget", settings.trainer.token_budget),
-    ):
-        if value < need:
-            lines.append(f"{key} = {value} is too small for the longest sequence of {of}; give it {need} or more")
+    cache, budget = settings.rollout.kv_cache_tokens, settings.trainer.token_budget
+    row = cache_row(need, context)
+    if cache < row:
+        why = f"whose row in the cache has {row} tokens; give it {row} or more"
+        lines.append(f"rollout.kv_cache_tokens = {cache} is too small for the longest sequence of {of}, {why}")
+    if budget < need:
+        lines.append(
+            f"trainer.token_budget = {budget} is too small for the longest sequence of {of}; give it {need} or more"
+        )
     return lines
+
+
+def cache_row(tokens: int, context: int | None) -> int:
+    """What the engine's KV cache must hold for one whole sequence of `tokens`: rows come in classes of capacity."""
+    limits = Limits(max_running=1, kv_cache_tokens=1, prefill_tokens=1, context=context or sys.maxsize)
+    return limits.capacity(tokens - 1)  # the last token is sampled and never fed
 
 
 def _tokenizer(model: ModelFacts | None) -> LightTokenizer | None:

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fleuve.config.loader import settings_from
 from fleuve.config.models import inspect_model
+from fleuve.config.preflight import cache_row
 from fleuve.config.settings import DataSettings, NonNegative, Positive, RewardSettings, RolloutSettings, Section
 from fleuve.data.open import load_prompts
 from fleuve.errors import UserError
@@ -107,12 +108,18 @@ def _check_writable(path: Path) -> None:
 def _check_lengths(prompts: Sequence[Prompt], settings: EvalSettings, context: int | None) -> None:
     longest = max(len(prompt.input_ids) for prompt in prompts)
     need = longest + settings.rollout.max_new_tokens
-    for name, room in (("the model's context", context), ("rollout.kv_cache_tokens", settings.rollout.kv_cache_tokens)):
-        if room is not None and need > room:
-            raise UserError(
-                f"the longest prompt has {longest} tokens; with rollout.max_new_tokens = "
-                f"{settings.rollout.max_new_tokens} that is {need}, more than {name} of {room}"
-            )
+    of = (
+        f"the longest prompt has {longest} tokens; with rollout.max_new_tokens = "
+        f"{settings.rollout.max_new_tokens} that is {need}"
+    )
+    if context is not None and need > context:
+        raise UserError(f"{of}, more than the model's context of {context}")
+    cache, row = settings.rollout.kv_cache_tokens, cache_row(need, context)
+    if cache < row:
+        raise UserError(
+            f"{of}, whose row in the KV cache has {row} tokens; rollout.kv_cache_tokens = {cache} is too small: "
+            f"give it {row} or more"
+        )
 
 
 async def _run(

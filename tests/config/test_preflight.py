@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
 from fleuve.config.models import inspect_model
-from fleuve.config.preflight import preflight
+from fleuve.config.preflight import DataFacts, length_problems, preflight
 from fleuve.config.settings import Settings
+from fleuve.engine.scheduler import Limits, Scheduler
 from fleuve.errors import UserError
 
 Make = Callable[..., Settings]
@@ -173,8 +177,38 @@ def test_a_chat_template_that_is_missing_or_broken_is_found(make: Make, model: P
 def test_cache_and_token_budget_hold_the_longest_sequence(make: Make) -> None:
     lines = problems(make(rollout={"kv_cache_tokens": 60}, trainer={"token_budget": 69}))
     assert [line.split(" is ")[0] for line in lines] == ["rollout.kv_cache_tokens = 60", "trainer.token_budget = 69"]
-    assert all(line.endswith("give it 70 or more") for line in lines)
-    preflight(make(rollout={"kv_cache_tokens": 70}, trainer={"token_budget": 70}))
+    assert [line.split("; ")[-1] for line in lines] == ["give it 100 or more", "give it 70 or more"]
+    preflight(make(rollout={"kv_cache_tokens": 100}, trainer={"token_budget": 70}))
+
+
+@given(context=st.integers(2, 1000), prompt=st.integers(1, 999), new=st.integers(1, 999), cache=st.integers(1, 1100))
+def test_a_cache_that_is_accepted_or_recommended_is_one_that_the_engine_takes(
+    context: int, prompt: int, new: int, cache: int
+) -> None:
+    assume(prompt + new <= context)
+
+    def lines(cache: int) -> list[str]:
+        settings = Settings.model_validate(
+            {
+                "run_dir": "r",
+                "model": {"path": "m"},
+                "data": {"train": "d"},
+                "rollout": {"max_new_tokens": new, "kv_cache_tokens": cache},
+            }
+        )
+        return length_problems(settings, DataFacts(rows=1, complete=True, longest=prompt, where="d:1"), context)
+
+    def refused(cache: int) -> bool:
+        limits = Limits(max_running=1, kv_cache_tokens=cache, prefill_tokens=1, context=context)
+        return Scheduler(limits).refusal(prompt, new) is not None
+
+    found = lines(cache)
+    assert bool(found) == refused(cache)
+    for line in found:
+        match = re.search(r"give it (\d+) or more", line)
+        assert match
+        assert not refused(int(match[1]))
+        assert refused(int(match[1]) - 1)
 
 
 def test_missing_data_names_the_nearest(make: Make, rows: Path) -> None:

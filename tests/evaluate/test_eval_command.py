@@ -69,6 +69,11 @@ def test_what_cannot_be_evaluated_is_said_before_anything_starts(model: Path, ro
         (str(rows), [], 'no field "prompt"; it has "question", "answer"'),
         (str(rows), [*fields, "--data.verifier", "maths"], "did you mean 'math'"),
         (str(rows), [*fields, "--rollout.max_new_tokens", "126"], "more than the model's context of 128"),
+        (
+            str(rows),
+            [*fields, "--rollout.kv_cache_tokens", "80", "--rollout.max_new_tokens", "70"],
+            "give it 128 or more",
+        ),
         (str(rows.with_name("tset.jsonl")), fields, "no such file; did you mean"),
         ("procedural:chain", [], "--limit"),
     ):
