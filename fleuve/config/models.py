@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleuve.config.nearest import did_you_mean, nearest_path
+from fleuve.config.weight_files import check_weights
 from fleuve.errors import UserError
 
 BUILTIN = "builtin:"
 ASSETS = Path(__file__).parent.parent / "assets"
+FETCHED = {Path("models/smollm2"): "smollm2"}
+"""Where `fleuve fetch NAME` puts a model, and its name: a directory that is not there can be made."""
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+_LOCAL = ("/", "./", "../", "~", "models/", "runs/")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -39,7 +43,8 @@ def inspect_model(path: str, key: str = "model.path") -> ModelFacts:
     """Look at a model directory, a `builtin:NAME`, or a hub name; `key` is what errors call the setting.
 
     Raises:
-        UserError: there is no such model, or its directory lacks its configuration, weights or tokenizer.
+        UserError: there is no such model, or its directory lacks its configuration, weights or tokenizer, or its
+            weights are not whole.
     """
     directory = Path(resolve_model(path))
     if not directory.is_dir():
@@ -50,9 +55,10 @@ def inspect_model(path: str, key: str = "model.path") -> ModelFacts:
             raise UserError(
                 f"{key} = {path}: is a file; a model is a directory with config.json, weights and tokenizer"
             )
-        suggestion = nearest_path(directory)
-        if not _HUB_NAME.fullmatch(path) or directory.parent.is_dir():
-            raise UserError(f"{key} = {path}: no such model directory{did_you_mean(suggestion)}")
+        if _is_local(path):
+            name = FETCHED.get(directory)
+            hint = f"; make it with: fleuve fetch {name}" if name else did_you_mean(nearest_path(directory))
+            raise UserError(f"{key} = {path}: no such directory{hint}")
         cached = _hub_snapshot(path)
         if cached is None:
             return ModelFacts(None)
@@ -63,6 +69,12 @@ def inspect_model(path: str, key: str = "model.path") -> ModelFacts:
 def builtin_models() -> list[str]:
     """Names of the models that ship with Fleuve."""
     return sorted(config.parent.name for config in ASSETS.glob("*/config.json"))
+
+
+def _is_local(path: str) -> bool:
+    """Whether the path of what is not there can only be meant as a directory: it is not of a hub name's form, or begins
+    as paths do or with a directory that there is."""
+    return not _HUB_NAME.fullmatch(path) or path.startswith(_LOCAL) or Path(path).parent.is_dir()
 
 
 def _inspect_directory(directory: Path, place: str) -> ModelFacts:
@@ -80,6 +92,7 @@ def _inspect_directory(directory: Path, place: str) -> ModelFacts:
         raise UserError(f"{config_path}: holds no JSON object")
     if not any(next(directory.glob(pattern), None) for pattern in _WEIGHTS):
         raise UserError(f"{place}: no weights in it (looked for {', '.join(_WEIGHTS)})")
+    check_weights(directory)
     tokenizer = next((directory / name for name in _TOKENIZERS if (directory / name).exists()), None)
     if tokenizer is None:
         raise UserError(f"{place}: no tokenizer in it (looked for {', '.join(_TOKENIZERS)})")

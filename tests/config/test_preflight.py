@@ -9,14 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from fleuve.config.models import inspect_model
+from fleuve.config.models import FETCHED, inspect_model
 from fleuve.config.preflight import DataFacts, length_problems, preflight
 from fleuve.config.settings import Settings
 from fleuve.engine.scheduler import Limits, Scheduler
@@ -31,7 +33,7 @@ def model(tmp_path: Path) -> Path:
     directory = tmp_path / "tiny"
     directory.mkdir()
     (directory / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 100}')
-    (directory / "model.safetensors").write_bytes(b"")
+    save_file({"weight": np.zeros(100, dtype=np.float32)}, directory / "model.safetensors")
     tokenizer = Tokenizer(WordLevel({c: i for i, c in enumerate(string.printable)}, unk_token="?"))
     tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -84,8 +86,33 @@ def test_it_starts_nothing_and_writes_nothing(make: Make, tmp_path: Path) -> Non
 
 def test_a_missing_model_names_the_nearest(make: Make, model: Path) -> None:
     assert problems(make(model={"path": str(model.with_name("tinny"))})) == [
-        "model.path = tinny: no such model directory; did you mean tiny?"
+        "model.path = tinny: no such directory; did you mean tiny?"
     ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["models/other", "runs/mine", "./here/it", "../there/it", "/nowhere/at/all", "~/it", "a/b/c", "mine", "there/x"],
+)
+def test_what_looks_like_a_directory_and_is_missing_is_no_hub_name(
+    make: Make, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (line,) = problems(make(model={"path": path}))
+    assert line.startswith(f"model.path = {path}: no such directory")
+
+
+def test_a_model_that_can_be_fetched_says_how(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = "model.path = models/smollm2: no such directory; make it with: fleuve fetch smollm2"
+    assert problems(make(model={"path": "models/smollm2"})) == [expected]
+
+
+def test_it_is_where_fetching_puts_it() -> None:
+    from fleuve.modeling.smollm2 import DEFAULT
+
+    assert FETCHED == {DEFAULT: "smollm2"}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +130,40 @@ def test_a_missing_model_names_the_nearest(make: Make, model: Path) -> None:
 def test_a_model_directory_must_be_whole(make: Make, model: Path, missing: str, what: str) -> None:
     (model / missing).unlink()
     assert problems(make()) == [what]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model-00002-of-00002.safetensors"])
+@pytest.mark.parametrize(
+    ("kept", "what"),
+    [(0, "corrupt"), (5, "corrupt"), (20, "truncated"), (-400, "truncated"), (-1, "truncated"), (None, "corrupt")],
+)
+def test_weights_that_are_not_whole_are_one_line_that_names_the_file(
+    make: Make, model: Path, name: str, kept: int | None, what: str
+) -> None:
+    preflight(make())
+    whole = (model / "model.safetensors").read_bytes()
+    (model / name).write_bytes(whole[:kept] if kept is not None else whole + b"\0")
+    (line,) = problems(make())
+    assert line.startswith(f"tiny/{name}: {what}: ")
+
+
+def test_a_git_lfs_pointer_is_no_weights(make: Make, model: Path) -> None:
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n")
+    (line,) = problems(make())
+    assert line.startswith("tiny/model.safetensors: corrupt: it does not begin with a safetensors header")
+
+
+def test_every_shard_that_the_index_names_must_be_there(make: Make, model: Path) -> None:
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    (model / "model.safetensors").rename(model / names[0])
+    index = model / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"weight": names[0], "bias": names[1]}}))
+    assert problems(make()) == [
+        "tiny/model.safetensors.index.json: 1 of its 2 files are missing, the first is " + names[1]
+    ]
+    index.write_text("{}")
+    (line,) = problems(make())
+    assert line.startswith("tiny/model.safetensors.index.json: cannot be read as an index of weights")
 
 
 def test_a_run_directory_in_place_of_a_model_names_the_model_in_it(make: Make, model: Path) -> None:
