@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ def require_fields(row: Row, text_fields: Sequence[str], value_fields: Sequence[
     """The row itself, if every one of `text_fields` is a non-empty text and of `value_fields` a text or number.
 
     Raises:
-        UserError: a field is missing (names the nearest there is), empty or of another type.
+        UserError: a field is missing (names the nearest there is), empty, NaN or infinite, or of another type.
     """
     for field in (*text_fields, *value_fields):
         if field not in row.fields:
@@ -34,6 +35,8 @@ def require_fields(row: Row, text_fields: Sequence[str], value_fields: Sequence[
             raise UserError(f'{row.where}: field "{field}" is {_kind(value)}, not a text')
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise UserError(f'{row.where}: field "{field}" is {_kind(value)}, not a text or number')
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f'{row.where}: field "{field}" is {value}, not a text or a finite number')
         if isinstance(value, str) and not value.strip():
             raise UserError(f'{row.where}: field "{field}" is empty')
     return row
@@ -50,7 +53,7 @@ def parse_json_row(line: bytes, where: str) -> Row:
     """One line of a JSONL file.
 
     Raises:
-        UserError: not UTF-8, not JSON, or not an object.
+        UserError: not UTF-8, not JSON, not an object, or one that holds half a character (a lone surrogate).
     """
     try:
         fields = json.loads(line.decode("utf-8-sig"))
@@ -62,7 +65,22 @@ def parse_json_row(line: bytes, where: str) -> Row:
         raise UserError(f"{where}: not valid JSON (nested too deeply)") from None
     if not isinstance(fields, dict):
         raise UserError(f"{where}: a row is a JSON object, this is {_kind(fields)}")
+    if b"\\ud" in line.lower():
+        _refuse_surrogates(fields, where)
     return Row(where, fields)
+
+
+def _refuse_surrogates(fields: dict[str, Any], where: str) -> None:
+    """Half a UTF-16 pair, as in `"\\ud800"`: JSON's escapes can say it, and no tokenizer or file can take it."""
+    for name, value in fields.items():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            shown = name.encode(errors="backslashreplace").decode()
+            raise UserError(
+                f'{where}: field "{shown}" holds {half}, one half of a character, which is no text'
+            ) from None
 
 
 def _kind(value: object) -> str:

@@ -31,6 +31,15 @@ GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
         (b'{"prompt": "1+1?", "answer": null}\n', 'train.jsonl:1: field "answer" is null, not a text or number'),
         (b'{"prompt": "1+1?", "answer": true}\n', 'field "answer" is true or false, not a text or number'),
         (b'{"prompt": "1+1?", "answer": " "}\n', 'train.jsonl:1: field "answer" is empty'),
+        (b'{"prompt": "1+1?", "answer": NaN}\n', 'train.jsonl:1: field "answer" is nan, not a text or a finite number'),
+        (b'{"prompt": "1+1?", "answer": -1e999}\n', 'train.jsonl:1: field "answer" is -inf, not a text or a finite'),
+        (
+            GOOD + b'{"prompt": "1+1\\ud800=", "answer": "2"}\n',
+            r'train.jsonl:2: field "prompt" holds \ud800, one half of',
+        ),
+        (b'{"prompt": "1+1=", "answer": "\\uDC00"}\n', r'train.jsonl:1: field "answer" holds \udc00, one half of'),
+        (b'{"prompt": "1", "answer": 1, "more": {"x": ["\\ud83d"]}}\n', r'train.jsonl:1: field "more" holds \ud83d'),
+        (b'{"prompt": "1", "answer": 1, "\\ud83d": 1}\n', r'train.jsonl:1: field "\ud83d" holds \ud83d'),
         (b'{"prompt": ["1+1?"], "answer": "2"}\n', 'train.jsonl:1: field "prompt" is a list, not a text'),
     ],
 )
@@ -41,6 +50,13 @@ def test_a_broken_file_names_its_line(tmp_path: Path, content: bytes, message: s
         list(read_rows(str(path), DataSettings(train=str(path))))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_both_halves_of_a_character_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(rb'{"prompt": "\ud83d\ude00 \\ud800", "answer": "2"}' + b"\n")
+    (row,) = read_rows(str(path), DataSettings(train=str(path)))
+    assert row.fields["prompt"] == "\U0001f600 \\ud800"
 
 
 @pytest.mark.parametrize(
