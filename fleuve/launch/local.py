@@ -99,9 +99,11 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
         children = await _all_or_none(starting)
         stack.push_async_callback(stop_all, children)
         trainer = await stack.enter_async_context(TrainerClient(children[0].url, settings.trainer.step_timeout))
+        # Colocated, a request may stand still for as long as the trainer has the machine.
+        pause = settings.trainer.step_timeout if settings.launch.placement == "colocated" else 0.0
         engines = [
             await stack.enter_async_context(
-                EngineClient(child.name, child.url, rollout.request_timeout, rollout.update_timeout)
+                EngineClient(child.name, child.url, rollout.request_timeout + pause, rollout.update_timeout)
             )
             for child in children[1:]
         ]

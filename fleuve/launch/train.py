@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
+from typing import Any
 
 from fleuve.config.loader import dump_settings
 from fleuve.config.settings import Settings
-from fleuve.contracts import RolloutError, RunError, Trainer, TrainerError
+from fleuve.contracts import PromptSource, RolloutError, RunError, TrainerError
 from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.data.open import open_source
 from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
+from fleuve.launch.background import in_background
 from fleuve.launch.checkpoints import Checkpoints
 from fleuve.launch.local import System, start
 from fleuve.launch.process import ChildError
+from fleuve.launch.stop import Stop
 from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
@@ -29,46 +31,13 @@ from fleuve.rollout.workflow import SingleTurn
 EXPECTED = (RunError, RolloutError, TrainerError, ChildError, CrashError, OSError)
 """What can end a run without a fault in Fleuve: one message, exit code 1."""
 
-STEP_GRACE = 4.0
-"""Seconds after Ctrl-C for which the step in progress may go on before it is cut short."""
+LAST_WORDS = 1.0
+"""Seconds for which a lost connection waits for the news that the process behind it died, which says more."""
+
+RESCUE = 60.0
+"""Seconds for a checkpoint of a run that failed."""
 
 INTERRUPTED = 130
-
-
-class Stop:
-    """Ctrl-C: the first ends the run after its step (cut short after `STEP_GRACE`), the second ends it at once."""
-
-    def __init__(self, main: asyncio.Task[int]) -> None:
-        self.asked = False
-        self._main = main
-        self._controller: Controller | None = None
-        self._trainer: Trainer | None = None
-        self._cut: asyncio.Task[None] | None = None
-
-    def watch(self, controller: Controller, trainer: Trainer) -> None:
-        """From here on there is something to end cleanly."""
-        self._controller, self._trainer = controller, trainer
-
-    def ask(self) -> None:
-        """The signal handler."""
-        if self.asked or self._controller is None:
-            self._main.cancel()
-        else:
-            self._controller.stop()
-            self._cut = asyncio.get_running_loop().create_task(self._cut_short())
-        self.asked = True
-
-    async def _cut_short(self) -> None:
-        await asyncio.sleep(STEP_GRACE)
-        assert self._trainer is not None
-        await self._trainer.interrupt()
-
-    async def close(self) -> None:
-        """The run has ended: nothing is left to cut short."""
-        if self._cut is not None:
-            self._cut.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._cut
 
 
 def run_training(settings: Settings) -> int:
@@ -80,7 +49,7 @@ def run_training(settings: Settings) -> int:
     try:
         return asyncio.run(_train(settings))
     except Exception as error:
-        leaf = _first_leaf(error)
+        leaf = _reason(error)
         if isinstance(leaf, UserError):
             raise leaf from None
         if isinstance(leaf, EXPECTED):
@@ -89,18 +58,26 @@ def run_training(settings: Settings) -> int:
         raise
 
 
-def _first_leaf(error: BaseException) -> BaseException:
-    """The first plain exception inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+def _reason(error: BaseException) -> BaseException:
+    """Of the plain exceptions in nested groups, the one to report: a fault of ours before all, then a process's death,
+    which explains the connections lost to it, then whatever came first."""
+    leaves = _leaves(error)
+    faults = [leaf for leaf in leaves if not isinstance(leaf, (*EXPECTED, UserError))]
+    deaths = [leaf for leaf in leaves if isinstance(leaf, ChildError)]
+    return [*faults, *deaths, *leaves][0]
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
 
 
 async def _train(settings: Settings) -> int:
     main = asyncio.current_task()
     assert main is not None
     stop = Stop(main)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.ask)
     run = create_run_directory(settings.run_dir, dump_settings(settings))
     try:
@@ -110,16 +87,28 @@ async def _train(settings: Settings) -> int:
         if not stop.asked:
             raise
     finally:
-        await stop.close()
         run.release()
     return INTERRUPTED if stop.asked else 0
+
+
+def _open_data(settings: Settings) -> tuple[Any, PromptSource]:
+    """The tokenizer and the prompts.
+
+    Raises:
+        UserError: one of them cannot be had.
+    """
+    try:
+        tokenizer = load_tokenizer(settings.model.path)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"model.path = {settings.model.path}: its tokenizer cannot be loaded: {reason}") from None
+    return tokenizer, open_source(settings.data.train, settings.data, tokenizer, settings.seed)
 
 
 async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, stop: Stop) -> None:
     """Start every process, train, save."""
     observer.note("starting the trainer, the rollout workers and the verifiers")
-    tokenizer = load_tokenizer(settings.model.path)
-    source = open_source(settings.data.train, settings.data, tokenizer, settings.seed)
+    tokenizer, source = await in_background(lambda: _open_data(settings))
     async with (
         start(settings, run.logs) as system,
         RewardPool(settings.reward, [settings.data.verifier], run.logs / "rewards.log") as rewards,
@@ -147,9 +136,21 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
             evaluate=in_run_evaluation(settings, tokenizer, fleet, rewards),
             checkpoint=checkpoint,
         )
-        stop.watch(controller, system.trainer)
-        await _until_done_or_dead(controller, system, observer)
-        await stop.close()
+        stop.controls(controller, system.trainer, system.children)
+        try:
+            await _until_done_or_dead(controller, system, observer)
+        except Exception:
+            await stop.run_has_ended()
+            # What was trained is kept, if there is a trainer that holds it. The error told is the one that ended the run.
+            if system.children[0].alive and controller.version > 0:
+                observer.note(f"failed at version {controller.version}; saving")
+                try:
+                    async with asyncio.timeout(RESCUE):
+                        await checkpoint(controller.version)
+                except (*EXPECTED, TimeoutError) as error:
+                    observer.note(f"not saved: {error}")
+            raise
+        await stop.run_has_ended()
         observer.note(f"{'stopped' if stop.asked else 'done'} at version {controller.version}; saving")
         await checkpoint(controller.version)
 
@@ -158,6 +159,10 @@ async def _until_done_or_dead(controller: Controller, system: System, observer: 
     """Run the controller; the death of a process ends it at once, with that process's last words as the reason."""
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(system.watch()), tasks.create_task(watch_lag(observer))]
-        await controller.run()
+        try:
+            await controller.run()
+        except* (RolloutError, TrainerError):
+            await asyncio.sleep(LAST_WORDS)
+            raise
         for watch in watches:
             watch.cancel()

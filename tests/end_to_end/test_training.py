@@ -123,6 +123,8 @@ def test_a_process_that_dies_ends_the_run_with_its_name(tmp_path, victim):
     assert process.returncode == 1, output
     assert "died" in output
     assert survivors(processes, within=5) == []
+    # What was trained is kept, as long as there is a trainer that holds it.
+    assert bool(list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))) == (victim == "fleuve.engine")
 
 
 @pytest.mark.parametrize(
@@ -163,3 +165,25 @@ def test_a_full_disk_at_a_checkpoint_ends_the_run_with_one_line_and_keeps_the_ea
     assert "error:" in output
     assert "checkpoints" in output
     assert not list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))
+
+
+def test_ctrl_c_twice_ends_a_run_at_once_and_no_process_is_left(tmp_path):
+    process = start(tmp_path)
+    processes = family(process)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert time.monotonic() - asked < 5, output
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert survivors(processes, within=5) == []
+
+
+def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path):
+    process = start(tmp_path)
+    process.send_signal(signal.SIGHUP)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))

@@ -1,0 +1,60 @@
+"""Ctrl-C: the first ends the run cleanly, the second at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from fleuve.contracts import Trainer
+from fleuve.control.controller import Controller
+from fleuve.launch.process import ChildProcess
+
+STEP_GRACE = 3.0
+"""Seconds after Ctrl-C for which the step in progress may go on before it is cut short."""
+
+
+class Stop:
+    """What SIGINT, SIGTERM and SIGHUP do at each stage of a run.
+
+    While processes start: end at once. While the controller runs: end after the step in progress, which is cut short
+    after `STEP_GRACE`. While the run is being saved: nothing more, it ends anyway. Asked a second time, at any stage:
+    kill the processes and end at once, without a checkpoint.
+    """
+
+    def __init__(self, main: asyncio.Task[int]) -> None:
+        self.asked = False
+        self._main = main
+        self._controller: Controller | None = None
+        self._trainer: Trainer | None = None
+        self._children: list[ChildProcess] = []
+        self._cut: asyncio.Task[None] | None = None
+        self._ending = False
+
+    def controls(self, controller: Controller, trainer: Trainer, children: list[ChildProcess]) -> None:
+        """From here on there is something to end cleanly."""
+        self._controller, self._trainer, self._children = controller, trainer, children
+
+    def ask(self) -> None:
+        """The signal handler."""
+        again, self.asked = self.asked, True
+        if again or self._controller is None:
+            for child in self._children:
+                child.kill()
+            self._main.cancel()
+        elif not self._ending:
+            self._controller.stop()
+            self._cut = asyncio.get_running_loop().create_task(self._cut_short())
+
+    async def _cut_short(self) -> None:
+        await asyncio.sleep(STEP_GRACE)
+        assert self._trainer is not None
+        await self._trainer.interrupt()
+
+    async def run_has_ended(self) -> None:
+        """No step is left to be cut short."""
+        self._ending = True
+        if self._cut is not None:
+            self._cut.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._cut
+            self._cut = None
