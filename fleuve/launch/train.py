@@ -141,7 +141,7 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
             await _until_done_or_dead(controller, system, observer)
         except Exception:
             await stop.run_has_ended()
-            # What was trained is kept, if there is a trainer that holds it. The error told is the one that ended the run.
+            # What was trained is kept, if a trainer holds it. The error told is the one that ended the run.
             if system.children[0].alive and controller.version > 0:
                 observer.note(f"failed at version {controller.version}; saving")
                 try:
