@@ -5,31 +5,31 @@ Started by hand, without a parent's socket, it serves on 127.0.0.1:8000.
 
 from __future__ import annotations
 
-import asyncio
 import sys
+from typing import NoReturn
 
 import msgspec
 
+from fleuve.ending import leave_after, leave_after_running
 from fleuve.engine.options import EngineOptions
 from fleuve.errors import UserError
 from fleuve.launch import child
 
 
-def main() -> None:
+def main() -> NoReturn:
     child.adopt()
-    try:
-        if len(sys.argv) != 2:
-            raise UserError('give the engine\'s options as one JSON argument, such as \'{"model": "PATH"}\'')
-        options = _options(sys.argv[1])
-        from fleuve.engine import server  # after adopt: importing torch takes seconds
+    leave_after(_serve)
 
-        if child.has_listening_socket():
-            asyncio.run(server.run(options, child.listening_socket()))
-        else:
-            server.serve(options, "127.0.0.1", 8000)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+
+def _serve() -> None:
+    if len(sys.argv) != 2:
+        raise UserError('give the engine\'s options as one JSON argument, such as \'{"model": "PATH"}\'')
+    options = _options(sys.argv[1])
+    from fleuve.engine import server  # after adopt: importing torch takes seconds
+
+    if child.has_listening_socket():
+        leave_after_running(server.run(options, child.listening_socket()))
+    server.serve(options, "127.0.0.1", 8000)
 
 
 def _options(text: str) -> EngineOptions:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from fleuve.ending import leave_after_running
 from fleuve.engine import openai
 from fleuve.engine.engine import RequestError
 from fleuve.engine.loop import EngineLoop
@@ -27,6 +29,8 @@ MSGPACK = "application/msgpack"
 JSON = "application/json"
 MAX_BODY = 64 * 2**20
 SWITCH_INTERVAL = 0.0005  # seconds; Python's 5 ms would let a busy server hold the engine's thread up that long an op
+
+STOP_SECONDS = 0.5  # that the step in progress has to end in when the server is told to stop
 
 T = TypeVar("T")
 
@@ -142,7 +146,7 @@ async def run(options: EngineOptions, sock: socket.socket) -> None:
     loop = EngineLoop(engine)
     loop.start()
     service = Service(loop, engine.tokenizer, options.name, options.model, context_of(engine.runner.model))
-    runner = web.AppRunner(application(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(application(service), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     await web.SockSite(runner, sock, backlog=1024).start()
     host, port = sock.getsockname()[:2]
@@ -154,11 +158,12 @@ async def run(options: EngineOptions, sock: socket.socket) -> None:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
     loop.failed.add_done_callback(lambda _: ended.set())
     await ended.wait()
+    if not loop.failed.done():
+        with contextlib.suppress(TimeoutError):  # a long step: the thread ends with the process
+            await loop.stop(STOP_SECONDS)  # before the server: answers in flight fail at once instead of holding it up
     await runner.cleanup()
     if loop.failed.done():
         loop.failed.result()
-    else:
-        await loop.stop()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -177,11 +182,11 @@ def bind(host: str, port: int) -> socket.socket:
         raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
-def serve(options: EngineOptions, host: str, port: int) -> None:
-    """Serve a model until interrupted.
+def serve(options: EngineOptions, host: str, port: int) -> NoReturn:
+    """Serve a model until interrupted, and end this process with that.
 
     Raises:
-        UserError: the port is in use, or the model cannot be opened.
+        UserError: the port is in use. (A model that cannot be opened ends the process with one line, too.)
     """
     with bind(host, port) as sock:
-        asyncio.run(run(options, sock))
+        leave_after_running(run(options, sock))

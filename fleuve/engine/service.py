@@ -13,7 +13,7 @@ from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
-from fleuve.modeling.loading import load_model, resolve_model
+from fleuve.modeling.loading import load_model
 from fleuve.modeling.tokenizer import load_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,7 +36,7 @@ def open_engine(options: EngineOptions) -> Engine:
     """Load model and tokenizer.
 
     Raises:
-        UserError: there is no such model, it has no tokenizer, or a device that is not there is asked for.
+        UserError: the model or its tokenizer cannot be opened, or a device that is not there is asked for.
     """
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -44,18 +44,8 @@ def open_engine(options: EngineOptions) -> Engine:
     if options.device == "cuda" and not cuda:
         raise UserError('device "cuda" is asked for, but torch finds no GPU: use device "cpu" or "auto"')
     device = "cuda" if cuda and options.device != "cpu" else "cpu"
-    try:
-        model = load_model(options.model, DTYPES[options.dtype], device)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"cannot open the model {resolve_model(options.model)}: {reason}") from error
-    try:
-        tokenizer = load_tokenizer(options.model)
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(
-            f"the model directory {resolve_model(options.model)} has no tokenizer "
-            "(tokenizer.json and tokenizer_config.json): save one beside the model"
-        ) from error
+    model = load_model(options.model, DTYPES[options.dtype], device)
+    tokenizer = load_tokenizer(options.model)
     limits = Limits(options.max_running, options.kv_cache_tokens, options.prefill_tokens, context_of(model))
     return Engine(model, limits, tokenizer=tokenizer, eos=end_tokens(model, tokenizer), version=options.version)
 

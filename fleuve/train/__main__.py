@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fleuve.ending import leave_after
 from fleuve.launch.child import adopt, has_listening_socket, listening_socket
 
 
@@ -41,11 +42,15 @@ def main(argument: str) -> None:
     store = WeightStore(directory, settings.weights.keep)
     try:
         server = TrainerServer(lambda: Trainer(settings, store))
-        if has_listening_socket():
-            web.run_app(server.app(), sock=listening_socket(), print=None, access_log=None, shutdown_timeout=0.5)
-        else:
-            web.run_app(server.app(), host=options.get("host", "127.0.0.1"), port=int(options.get("port", 8600)))
-        server.close()
+        try:
+            app = server.app()
+            if has_listening_socket():
+                web.run_app(app, sock=listening_socket(), print=None, access_log=None, shutdown_timeout=0.2)
+            else:
+                host, port = options.get("host", "127.0.0.1"), int(options.get("port", 8600))
+                web.run_app(app, host=host, port=port, shutdown_timeout=0.2)
+        finally:
+            server.close()
     finally:
         store.close()
 
@@ -53,4 +58,4 @@ def main(argument: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m fleuve.train '{\"settings\": {...}}'")
-    main(sys.argv[1])
+    leave_after(lambda: main(sys.argv[1]))

@@ -14,7 +14,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,9 @@ NAME = "trainer"
 MAX_BODY = 8 << 30
 """Bytes: a batch is a few hundred MB when answers are long."""
 
+END_SECONDS = 3.0
+"""What a micro-batch, a save or a publication in progress has to end in when the trainer is told to stop."""
+
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,11 +42,14 @@ class TrainerServer:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer: Trainer = self._executor.submit(make_trainer).result()
         self._busy = ""
+        self._latest: Future[Any] | None = None
 
     def close(self) -> None:
-        """End the step in progress, if any, and take no more work."""
+        """End the step in progress, if any, and take no more work. Returns within END_SECONDS, whatever goes on."""
         self._trainer.interrupted.set()
-        self._executor.shutdown(cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._latest is not None:
+            wait([self._latest], END_SECONDS)
 
     def app(self) -> web.Application:
         """The application to serve."""
@@ -94,7 +100,8 @@ class TrainerServer:
             finally:
                 self._busy = ""
 
-        return await asyncio.get_running_loop().run_in_executor(self._executor, busy)
+        self._latest = self._executor.submit(busy)
+        return await asyncio.wrap_future(self._latest)
 
 
 @web.middleware

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import itertools
 import json
 import os
@@ -406,6 +407,31 @@ def test_as_a_process_it_serves_on_the_socket_it_was_given_and_ends_on_sigterm(m
         out, _ = process.communicate(timeout=20)
         assert process.returncode == 0
         assert out.startswith("w0: serving")
+    finally:
+        process.kill()
+
+
+def test_as_a_process_it_ends_within_a_second_of_sigterm_with_connections_and_answers_open(model_dir: Path) -> None:
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fleuve.engine", json.dumps({"model": str(model_dir)})],
+            pass_fds=[sock.fileno()],
+            env=os.environ | {"FLEUVE_SOCKET_FD": str(sock.fileno())},
+            stdout=subprocess.DEVNULL,
+        )
+    try:
+        idle, asking = (http.client.HTTPConnection("127.0.0.1", port, timeout=60) for _ in range(2))
+        idle.request("GET", "/health")
+        assert idle.getresponse().read()  # kept alive
+        asking.request("POST", "/pause")
+        assert asking.getresponse().read()
+        asking.request("POST", "/generate", encode(ask("a", prompt_of(0, 9))), MSGPACK)
+        time.sleep(0.2)
+        told = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - told < 1.0
     finally:
         process.kill()
 

@@ -134,6 +134,15 @@ async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_
             await asyncio.wait_for(step, 10)
 
 
+async def test_it_ends_within_a_second_of_being_told_to_with_connections_open(model: Path, tmp_path: Path) -> None:
+    async with _served(model, tmp_path) as (client, child):
+        await client.step(make_batch())
+        told = time.monotonic()
+        assert await child.stop() == 0
+        assert time.monotonic() - told < 1.0
+    assert not list((tmp_path / "weights").iterdir())
+
+
 async def test_the_weights_vanish_with_a_killed_parent(model: Path, tmp_path: Path) -> None:
     """SIGKILL for the parent, in the middle of everything: neither the trainer nor its directory survives."""
     directory = make_directory(str(tmp_path / "weights"))
