@@ -43,9 +43,12 @@ class RewardPool:
             memory=int(settings.memory_gb * 2**30),
         )
         self._workers: set[VerifierProcess] = set()
-        self._idle: asyncio.Queue[VerifierProcess] = asyncio.Queue()
+        # None wakes those who wait when there is nothing left to wait for.
+        self._idle: asyncio.Queue[VerifierProcess | None] = asyncio.Queue()
         self._restarts: set[asyncio.Task[None]] = set()
+        self._stuck: set[VerifierProcess] = set()
         self._start_failure = ""
+        self._failed_starts = 0
         self._closed = False
         self._counts: Counter[str] = Counter()
         self._check_seconds = self._queue_seconds = 0.0
@@ -90,8 +93,11 @@ class RewardPool:
             if self._closed:
                 return self._no_verdict("error", "the pool of verifier processes is closed", 0.0)
             worker = await self._take(arrived + self._settings.queue_timeout)
+            if worker is None and self._hopeless:
+                reason = f"no verifier process can be started: {self._start_failure}"
+                return self._no_verdict("error", reason, 0.0)
             if worker is None:
-                why = f" ({self._start_failure})" if self._start_failure else ""
+                why = f" (the last failed to start: {self._start_failure})" if self._start_failure else ""
                 return self._no_verdict(
                     "queue", f"no verifier process was free for {self._settings.queue_timeout:g} s{why}", 0.0
                 )
@@ -107,7 +113,7 @@ class RewardPool:
                 self._replace(worker)
                 self._counts["crash"] += 1
                 crash = f"verifier {prompt.verifier!r} crashed its process {ATTEMPTS} times: {error}"
-            except (UnicodeEncodeError, TypeError) as error:
+            except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 self._idle.put_nowait(worker)
                 return self._no_verdict("error", f"row {prompt.id} cannot be sent to a verifier: {error}", 0.0)
             except BaseException:  # cancelled: the check goes on in there
@@ -145,14 +151,19 @@ class RewardPool:
         return Verdict(score=None, reason=reason, seconds=seconds)
 
     async def _take(self, until: float) -> VerifierProcess | None:
-        """An idle process, or None if there is none by the loop's time `until`."""
+        """An idle process, or None if there is none by the loop's time `until`, or will be none."""
         try:
             async with asyncio.timeout_at(until):
                 while True:
                     worker = await self._idle.get()
-                    if worker.alive:
+                    if worker is None:
+                        if self._hopeless:
+                            self._idle.put_nowait(None)  # for the next who waits
+                            return None
+                    elif worker.alive:
                         return worker
-                    self._replace(worker)  # it died while idle, which is no check's fault
+                    else:
+                        self._replace(worker)  # it died while idle, which is no check's fault
         except TimeoutError:
             return None
 
@@ -164,19 +175,33 @@ class RewardPool:
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
 
+    @property
+    def _hopeless(self) -> bool:
+        """No process is alive, and the attempts to start one have failed as often as they are made quickly."""
+        return self._failed_starts >= len(_RESTART_PAUSE) and not any(worker.alive for worker in self._workers)
+
     async def _restart(self, worker: VerifierProcess) -> None:
-        await worker.end()
+        """Put a new process in the place of one that was killed. Never gives up and never raises: what goes wrong is
+        the reason of the verdicts that wait for it."""
+        try:
+            await worker.end()
+        except Exception as error:  # it does not go, be it killed; what comes after it need not wait for that
+            self._stuck.add(worker)
+            self._start_failure = f"process {worker.pid} was killed and has not ended: {error!r}"
         self._workers.discard(worker)
         attempt = 0
         while True:
             await asyncio.sleep(_RESTART_PAUSE[min(attempt, len(_RESTART_PAUSE) - 1)])
             try:
                 await self._start()
-            except Exception as error:  # kept for the verdicts of those who wait; they have a deadline
-                self._start_failure = f"the last one failed to start: {error}"
+            except Exception as error:
+                self._start_failure = str(error) or repr(error)
                 attempt += 1
+                self._failed_starts += 1
+                if self._hopeless and self._idle.empty():
+                    self._idle.put_nowait(None)
             else:
-                self._start_failure = ""
+                self._start_failure, self._failed_starts = "", 0
                 return
 
     async def _start(self) -> None:
@@ -188,7 +213,9 @@ class RewardPool:
         self._closed = True
         for restart in list(self._restarts):
             restart.cancel()
-        for worker in self._workers:
+        left = self._workers | self._stuck
+        for worker in left:
             worker.kill()
-        await asyncio.gather(*self._restarts, *(w.end() for w in self._workers), return_exceptions=True)
+        await asyncio.gather(*self._restarts, *(worker.end() for worker in left), return_exceptions=True)
         self._workers.clear()
+        self._stuck.clear()

@@ -94,7 +94,7 @@ class VerifierProcess:
         Raises:
             DeadlineError: no result in time.
             CrashError: the process ended first.
-            UnicodeEncodeError, TypeError: `check` cannot be encoded (the process is untouched then).
+            ValueError, TypeError, OverflowError, RecursionError: `check` cannot be encoded; the process is untouched.
         """
         assert self._process.stdin is not None
         message = frame(check)
@@ -134,8 +134,11 @@ class VerifierProcess:
             size = length(await stream.readexactly(HEADER))
             return decode(await stream.readexactly(size), kind)
         except (asyncio.IncompleteReadError, ConnectionError):
-            async with asyncio.timeout(_EXIT_SECONDS):
-                status = await self._process.wait()
+            try:
+                async with asyncio.timeout(_EXIT_SECONDS):
+                    status = await self._process.wait()
+            except TimeoutError:
+                raise CrashError("it closed its pipe and went on") from None
             raise CrashError(describe_status(status)) from None
         except (ValueError, msgspec.DecodeError) as error:
             raise CrashError(f"its answer cannot be read: {error}") from None

@@ -13,6 +13,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 from fleuve.errors import UserError
@@ -85,14 +86,30 @@ def run(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float |
     except BaseException as error:  # SystemExit too: the reward function's failure, not the worker's
         message = " ".join(str(error).split())[:500]
         return None, f"verifier {name!r} raised {type(error).__name__}: {message}"
-    if isinstance(result, bool):
-        return float(result), ""
-    if not isinstance(result, numbers.Real):
+    score = _number(result)
+    if score is None:
         return None, f"verifier {name!r} returned {type(result).__name__}, not a number"
-    score = float(result)
     if not math.isfinite(score):
         return None, f"verifier {name!r} returned {score}"
     return score, ""
+
+
+def _number(result: Any) -> float | None:
+    """What a verifier returned as a float; None if it is no real number. Arrays' and tensors' scalars, booleans among
+    them, are known by their `item()`."""
+    if not isinstance(result, numbers.Real | Decimal):
+        try:
+            result = result.item()
+        except Exception:  # there is none, or it holds several numbers
+            return None
+    if not isinstance(result, numbers.Real | Decimal):
+        return None
+    try:
+        return float(result)
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf if result == abs(result) else -math.inf
+    except ValueError:  # a signalling NaN
+        return math.nan
 
 
 def _dotted(name: str) -> bool:

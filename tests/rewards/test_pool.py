@@ -15,6 +15,7 @@ import pytest
 from fleuve.config.settings import RewardSettings
 from fleuve.errors import UserError
 from fleuve.rewards.pool import RewardPool
+from fleuve.rewards.process import VerifierProcess
 from fleuve.types import Prompt, Verdict
 
 HERE = Path(__file__).parent
@@ -116,6 +117,96 @@ async def test_a_failing_reward_function_excludes_the_answer_and_says_why(text: 
         assert OBEY in verdict.reason
         assert (await rewards.score(prompt(), "true")).score == 1.0
         assert rewards.pids == before
+
+
+async def test_whatever_is_one_real_number_is_a_reward() -> None:
+    async with pool() as rewards:
+        for text, score in {
+            "True": 1.0,
+            "False": 0.0,
+            "2": 2.0,
+            "np.bool_(True)": 1.0,
+            "np.array(3) > 4": 0.0,
+            "np.int64(7)": 7.0,
+            "np.uint8(7)": 7.0,
+            "np.float16(0.5)": 0.5,
+            "np.float32(0.5)": 0.5,
+            "np.array(0.25)": 0.25,
+            "np.array([0.25])": 0.25,
+            "Fraction(1, 4)": 0.25,
+            "Decimal('0.25')": 0.25,
+        }.items():
+            assert (text, (await rewards.score(prompt(), f"value {text}")).score) == (text, score)
+        for text, reason in {
+            "np.array([1.0, 2.0])": "returned ndarray, not a number",
+            "np.array('1.0')": "returned ndarray, not a number",
+            "np.complex64(1)": "returned complex64, not a number",
+            "1j": "returned complex, not a number",
+            "[1.0]": "returned list, not a number",
+            "{}": "returned dict, not a number",
+            "np.float32('nan')": "returned nan",
+            "10**400": "returned inf",
+            "-10**400": "returned -inf",
+            "Decimal('sNaN')": "returned nan",
+        }.items():
+            verdict = await rewards.score(prompt(), f"value {text}")
+            assert verdict.score is None
+            assert reason in verdict.reason
+
+
+async def test_a_row_that_has_no_wire_form_is_excluded_and_says_so() -> None:
+    async with pool() as rewards:
+        before = rewards.pids
+        for value in (10**30, "\ud800", object()):
+            bad = Prompt(id="e0/0", input_ids=[1], text="?", answer="5", verifier=OBEY, row={"x": value})
+            verdict = await rewards.score(bad, "fine")
+            assert verdict.score is None
+            assert "row e0/0 cannot be sent to a verifier" in verdict.reason
+        assert (await rewards.score(prompt(), "fine")).score == 1.0
+        assert rewards.pids == before
+
+
+class StuckProcess(VerifierProcess):
+    """One that the kernel does not let go of, as in a hung file system: its end is not seen in time."""
+
+    async def end(self) -> None:
+        raise TimeoutError
+
+
+async def test_a_process_that_does_not_end_is_replaced_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pool(deadline=0.3, queue_timeout=10.0) as rewards:
+        (worker,) = rewards._workers
+        monkeypatch.setattr(worker, "end", StuckProcess.end.__get__(worker))
+        assert (await rewards.score(prompt(), "spin")).score is None
+        assert (await rewards.score(prompt(), "fine")).score == 1.0
+        monkeypatch.undo()
+
+
+async def test_when_no_process_can_be_started_any_more_each_check_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleuve.rewards.pool._RESTART_PAUSE", (0.0, 0.05))
+    module = tmp_path / "short_lived.py"
+    module.write_text("import os\ndef f(text, answer, row): return os._exit(1) if text == 'die' else 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    name = "short_lived:f"
+    async with pool(verifier=name, queue_timeout=600.0) as rewards:
+        source = module.read_text()
+        module.write_text("import no_such_module\n")
+        os.utime(module, (1, 1))
+        async with asyncio.timeout(60.0):
+            verdicts = await asyncio.gather(*(rewards.score(prompt(name), "die") for _ in range(5)))
+            verdicts.append(await rewards.score(prompt(name), "fine"))
+        for verdict in verdicts:
+            assert verdict.score is None
+            assert "no verifier process can be started" in verdict.reason
+            assert "no_such_module" in verdict.reason
+        module.write_text(source)
+        os.utime(module, (2, 2))
+        async with asyncio.timeout(60.0):
+            while (await rewards.score(prompt(name), "fine")).score != 1.0:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert (await rewards.score(prompt(name), "fine")).score == 1.0
 
 
 @pytest.mark.parametrize(("text", "how"), [("kill", "SIGKILL"), ("os._exit", "exit status 0")])
