@@ -48,7 +48,13 @@ def load_settings(path: str | Path, overrides: Sequence[str] = ()) -> Settings:
     Raises:
         UserError: one line a mistake: no such file, TOML syntax, unknown key, wrong type, value out of bounds.
     """
-    return _load(Settings, Path(path), overrides)
+    settings = _load(Settings, Path(path), overrides)
+    if settings.reward.path is not None or ":" not in settings.data.verifier:
+        return settings
+    # A reward function may lie beside the settings that name it. Said in the settings themselves, it also holds for
+    # the copy of them that a run keeps elsewhere.
+    reward = settings.reward.model_copy(update={"path": str(Path(path).parent)})
+    return settings.model_copy(update={"reward": reward})
 
 
 def load_sft_settings(path: str | Path, overrides: Sequence[str] = ()) -> SftSettings:

@@ -21,7 +21,7 @@ from fleuve.data.render import prompt_ids, prompt_text
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
-from fleuve.rewards.verifiers import check_name
+from fleuve.rewards.find import check_verifier
 
 _ROWS = 20_000
 _PROCEDURAL_ROWS = 500
@@ -76,7 +76,7 @@ def preflight(settings: Settings) -> list[str]:
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
     if settings.evaluate.every and settings.data.eval is None:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
-    problems.catch(lambda: check_name(settings.data.verifier))
+    problems.catch(lambda: check_verifier(settings.data.verifier, settings.reward.path))
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
     tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
     train: DataFacts | None = problems.catch(lambda: inspect_data(settings.data.train, settings.data, tokenizer))

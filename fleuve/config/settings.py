@@ -110,9 +110,11 @@ class AlgorithmSettings(Section):
 
 
 class RewardSettings(Section):
-    """The pool of verifier processes. `deadline` is per check and starts when the check starts; `memory_gb` bounds what
-    one process may allocate (0: no bound)."""
+    """The pool of verifier processes. `path` is a directory that they import from beside the current one.
+    `deadline` is per check and starts when the check starts; `memory_gb` bounds what one process may allocate (0: no
+    bound)."""
 
+    path: str | None = None
     workers: Positive = 1
     deadline: Seconds = 5.0
     queue_timeout: Seconds = 600.0

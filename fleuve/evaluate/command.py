@@ -21,8 +21,8 @@ from fleuve.evaluate.evaluate import EvaluationResult, evaluate
 from fleuve.evaluate.in_run import set_name
 from fleuve.launch.placement import available_cpus
 from fleuve.launch.process import ChildProcess
+from fleuve.rewards.find import check_verifier
 from fleuve.rewards.pool import RewardPool
-from fleuve.rewards.verifiers import check_name
 from fleuve.rollout.client import EngineClient
 from fleuve.types import Prompt, SamplingParams
 
@@ -68,7 +68,7 @@ def run_eval(settings: EvalSettings, progress: Callable[[int, int], None] | None
         ChildError: the engine died or did not start; RolloutError: it failed.
     """
     spec = settings.data.eval or settings.data.train
-    check_name(settings.data.verifier)
+    check_verifier(settings.data.verifier, settings.reward.path)
     facts = inspect_model(settings.model, key="MODEL")
     if settings.output is not None:
         _check_writable(Path(settings.output))

@@ -41,6 +41,7 @@ class RewardPool:
             verifiers=tuple(dict.fromkeys(verifiers)),
             cpu_seconds=settings.deadline + _CPU_MARGIN,
             memory=int(settings.memory_gb * 2**30),
+            path=settings.path,
         )
         self._workers: set[VerifierProcess] = set()
         # None wakes those who wait when there is nothing left to wait for.

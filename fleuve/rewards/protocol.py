@@ -15,12 +15,13 @@ HEADER = 4
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's one argument, as JSON. `cpu_seconds` bounds one check even if nobody is left to kill it;
-    `memory` bounds the process, in bytes (0: no bound)."""
+    """The worker's one argument, as JSON. `cpu_seconds` bounds one check even if nobody is left to kill it; `memory`
+    bounds the process, in bytes (0: no bound). `path` is a directory to import from, after the current one."""
 
     verifiers: tuple[str, ...]
     cpu_seconds: float
     memory: int = 0
+    path: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -29,6 +29,8 @@ def main() -> None:
     source, sink = _private_streams()
     if options.memory:
         _limit(resource.RLIMIT_DATA, options.memory)
+    if options.path is not None:
+        sys.path.insert(1, os.path.abspath(options.path))  # the first is the current directory
     error = ""
     try:
         for name in options.verifiers:
