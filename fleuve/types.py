@@ -23,7 +23,7 @@ Overdue = Literal["wait", "mask", "train", "drop"]
 FinishReason = Literal["stop", "length", "abort"]
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one answer is sampled. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 switch those filters off."""
 
     max_new_tokens: int
@@ -36,7 +36,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
 
 
-class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One answer to be sampled by a rollout engine."""
 
     request_id: str

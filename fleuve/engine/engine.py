@@ -23,6 +23,9 @@ from fleuve.engine.scheduler import Limits, Scheduler
 from fleuve.engine.sequence import Sequence
 from fleuve.types import Completion, GenerationRequest, Interrupt, WeightUpdate
 
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters: every token of an answer is compared with every beginning of every stop string
+
 
 class RequestError(ValueError):
     """A request that this engine cannot serve: one line, the client's to mend."""
@@ -85,8 +88,6 @@ class Engine:
         sampling, prompt = request.sampling, request.input_ids
         if not prompt:
             raise RequestError("input_ids is empty: give at least one token")
-        if min(prompt) < 0 or max(prompt) >= self.vocabulary:
-            raise RequestError(f"input_ids outside the model's vocabulary of {self.vocabulary} tokens")
         if sampling.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens is {sampling.max_new_tokens}: it must be at least 1")
         if not (0 <= sampling.temperature < math.inf):
@@ -95,10 +96,14 @@ class Engine:
             raise RequestError(f"top_p is {sampling.top_p}: it must be above 0 and at most 1")
         if sampling.top_k < 0:
             raise RequestError(f"top_k is {sampling.top_k}: it must be 0 (off) or positive")
+        if len(sampling.stop) > MAX_STOPS or any(len(text) > MAX_STOP_LENGTH for text in sampling.stop):
+            raise RequestError(f"stop may be {MAX_STOPS} strings of {MAX_STOP_LENGTH} characters at most")
         if sampling.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none: use stop_token_ids")
         if (refusal := self.scheduler.refusal(len(prompt), sampling.max_new_tokens)) is not None:
             raise RequestError(refusal)
+        if min(prompt) < 0 or max(prompt) >= self.vocabulary:
+            raise RequestError(f"input_ids outside the model's vocabulary of {self.vocabulary} tokens")
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.

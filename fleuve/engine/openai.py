@@ -1,7 +1,11 @@
 """`/v1/models`, `/v1/completions` and `/v1/chat/completions` as OpenAI's clients speak them, streaming included.
 
-What this engine has no answer for (penalties, logit_bias, tools, alternatives in `logprobs`, …) is refused by name
-rather than ignored, unless it is set to what it would be anyway.
+A field that would change the answer and that this engine does not know (penalties, logit_bias, tools, a misspelt
+name, …) is refused by name rather than ignored, unless it is set to what it would be anyway. Fields that change nothing
+(user, metadata, …) are passed over.
+
+Reading a request and writing a whole reply take time that grows with their size: both are done in threads, so that no
+request holds up the others.
 """
 
 from __future__ import annotations
@@ -17,11 +21,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from fleuve.config.nearest import did_you_mean, nearest
 from fleuve.engine.detokenizer import Detokenizer
 from fleuve.engine.engine import RequestError
 from fleuve.engine.service import Service
 from fleuve.types import GenerationRequest, SamplingParams
 
+MAX_SAMPLES = 128  # answers to one prompt
+MAX_CHOICES = 1024  # answers in one reply
 DEFAULT_MAX_TOKENS = 16  # of /v1/completions; a chat answer may fill the context
 MAX_SEED = 2**63
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # field → the values that mean nothing
@@ -33,10 +40,32 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {  # field → the values that mean no
     "best_of": (1,),
     "suffix": ("",),
     "echo": (False,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_generation_prompt": (True,),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
+    "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
 }
+WITHOUT_EFFECT = frozenset(
+    [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",  # a guess that may save time
+        "parallel_tool_calls",  # there are no tools
+    ]
+)
 
 
 class Message(msgspec.Struct):
@@ -72,6 +101,9 @@ class Body(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+
+
+BODY_FIELDS = frozenset(Body.__struct_fields__)
 
 
 @dataclass(slots=True)
@@ -115,32 +147,58 @@ def routes(service: Service) -> list[web.RouteDef]:
 
 
 async def _answer(service: Service, request: web.Request, chat: bool) -> web.StreamResponse:
-    raw = await request.read()
-    fields = msgspec.json.decode(raw, type=dict[str, Any])
-    for name, harmless in UNSUPPORTED.items():
-        if fields.get(name) is not None and fields[name] not in harmless:
-            raise RequestError(f"{name} is not supported by this engine")
-    body = msgspec.json.decode(raw, type=Body)
-    if body.top_logprobs or (isinstance(body.logprobs, int) and body.logprobs > 1):
-        raise RequestError("only the sampled token's own log-probability is given: no alternatives")
-    if body.model is not None and body.model not in (service.model, service.name):
-        raise RequestError(f"model {body.model!r} is not served here; {service.model!r} is")
-    prompts = _chat_prompt(service, body) if chat else _prompts(service, body)
-    choices = _choices(service, body, prompts, chat)
-    for choice in choices:
-        service.loop.engine.check(choice.request)
-    form = _Form(service, chat, body, sum(len(p) for p in prompts))
+    body, choices, form = await asyncio.to_thread(_prepare, service, await request.read(), chat)
     if body.stream:
         return await _stream(service, request, choices, form)
     return await _whole(service, choices, form)
 
 
-def _prompts(service: Service, body: Body) -> list[list[int]]:
+def _prepare(service: Service, raw: bytes, chat: bool) -> tuple[Body, list[Choice], _Form]:
+    """Read a request; no part of it has begun after that.
+
+    Raises:
+        RequestError, msgspec.DecodeError: it cannot be served as it is.
+    """
+    fields = msgspec.json.decode(raw, type=dict[str, Any])
+    _refuse_unsupported(fields)
+    body = msgspec.convert(fields, Body)
+    if body.top_logprobs or (isinstance(body.logprobs, int) and body.logprobs > 1):
+        raise RequestError("only the sampled token's own log-probability is given: no alternatives")
+    if body.model is not None and body.model not in (service.model, service.name):
+        raise RequestError(f"model {body.model!r} is not served here; {service.model!r} is")
+    samples = 1 if body.n is None else body.n
+    if not 1 <= samples <= MAX_SAMPLES:
+        raise RequestError(f"n is {samples}: it must be at least 1 and at most {MAX_SAMPLES}")
+    prompts = _chat_prompt(service, body) if chat else _prompts(service, body, MAX_CHOICES // samples)
+    choices = _choices(service, body, prompts, samples, chat)
+    for choice in choices[::samples]:  # the answers to one prompt differ by their seeds alone
+        service.loop.engine.check(choice.request)
+    return body, choices, _Form(service, chat, body, sum(len(p) for p in prompts))
+
+
+def _refuse_unsupported(fields: dict[str, Any]) -> None:
+    """Raises:
+    RequestError: a field would change the answer, and this engine does not know it.
+    """
+    for name, value in fields.items():
+        if name in BODY_FIELDS or name in WITHOUT_EFFECT or value is None:
+            continue
+        if name not in UNSUPPORTED:
+            raise RequestError(
+                f"{name} is not a field that this engine knows{did_you_mean(nearest(name, BODY_FIELDS))}"
+            )
+        if value not in UNSUPPORTED[name]:
+            raise RequestError(f"{name} is not supported by this engine")
+
+
+def _prompts(service: Service, body: Body, most: int) -> list[list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and isinstance(prompt[0], int)):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise RequestError("prompt is missing: give a string, a list of strings, or token ids")
+    if len(prompt) > most:
+        raise RequestError(f"{len(prompt)} prompts times n are more than {MAX_CHOICES} answers: split the request")
     return [list(service.tokenizer.encode(p)) if isinstance(p, str) else msgspec.convert(p, list[int]) for p in prompt]
 
 
@@ -163,12 +221,9 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return "".join(str(part.get("text", "")) for part in content)
 
 
-def _choices(service: Service, body: Body, prompts: list[list[int]], chat: bool) -> list[Choice]:
+def _choices(service: Service, body: Body, prompts: list[list[int]], samples: int, chat: bool) -> list[Choice]:
     stop = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
     seed = secrets.randbelow(MAX_SEED) if body.seed is None else body.seed
-    samples = 1 if body.n is None else body.n
-    if samples < 1:
-        raise RequestError(f"n is {samples}: it must be at least 1")
     base = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
     choices: list[Choice] = []
     for prompt in prompts:
@@ -283,6 +338,11 @@ async def _whole(service: Service, choices: list[Choice], form: _Form) -> web.Re
     async with aclosing(_deltas(service, choices)) as deltas:
         async for delta in deltas:
             parts[delta.choice.index].append(delta)
+    return web.Response(body=await asyncio.to_thread(_written, parts, form), content_type="application/json")
+
+
+def _written(parts: dict[int, list[Delta]], form: _Form) -> bytes:
+    """The whole reply, from what each answer grew by."""
     merged = [
         Delta(
             choice=grown[-1].choice,
@@ -294,7 +354,7 @@ async def _whole(service: Service, choices: list[Choice], form: _Form) -> web.Re
         for _, grown in sorted(parts.items())
     ]
     written = [form.choice(delta, streamed=False) for delta in merged]
-    return web.json_response(form.reply(written, streamed=False, usage=True))
+    return msgspec.json.encode(form.reply(written, streamed=False, usage=True))
 
 
 async def _stream(service: Service, request: web.Request, choices: list[Choice], form: _Form) -> web.StreamResponse:

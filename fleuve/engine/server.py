@@ -27,7 +27,7 @@ from fleuve.weights.store import WeightError
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
-MAX_BODY = 64 * 2**20
+MAX_BODY = 8 * 2**20  # bytes; a prompt that fills a context of a million tokens, as JSON
 SWITCH_INTERVAL = 0.0005  # seconds; Python's 5 ms would let a busy server hold the engine's thread up that long an op
 
 STOP_SECONDS = 0.5  # that the step in progress has to end in when the server is told to stop
@@ -35,7 +35,7 @@ STOP_SECONDS = 0.5  # that the step in progress has to end in when the server is
 T = TypeVar("T")
 
 
-class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /update_weights`: a `WeightFile`, and what becomes of the answers in flight."""
 
     version: int
@@ -45,7 +45,7 @@ class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
     interrupt: Interrupt = "recompute"
 
 
-class AbortRequest(msgspec.Struct, frozen=True):
+class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of `POST /abort`."""
 
     request_ids: list[str]
@@ -79,6 +79,8 @@ async def _errors(
         return _error(400, f"{request.path}: {error}", "invalid_request_error")
     except (WeightError, WeightsMismatchError) as error:
         return _error(409, str(error), "weights_error")
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, f"{request.path}: the body is larger than {MAX_BODY} bytes", "invalid_request_error")
     except (web.HTTPException, ConnectionError, asyncio.CancelledError):
         raise
     except Exception as error:

@@ -46,6 +46,7 @@ def open_engine(options: EngineOptions) -> Engine:
     device = "cuda" if cuda and options.device != "cpu" else "cpu"
     model = load_model(options.model, DTYPES[options.dtype], device)
     tokenizer = load_tokenizer(options.model)
+    tokenizer.encode("")  # the first call may change the tokenizer's settings: before several threads share it
     limits = Limits(options.max_running, options.kv_cache_tokens, options.prefill_tokens, context_of(model))
     return Engine(model, limits, tokenizer=tokenizer, eos=end_tokens(model, tokenizer), version=options.version)
 

@@ -26,7 +26,7 @@ from tiny_engine import ask, prompt_of, run_all, score, tiny_model
 from fleuve.engine import loop as loop_module
 from fleuve.engine.loop import EngineLoop, EngineStoppedError
 from fleuve.engine.options import EngineOptions
-from fleuve.engine.server import application, bind
+from fleuve.engine.server import MAX_BODY, application, bind
 from fleuve.engine.service import Service, open_engine
 from fleuve.errors import UserError
 from fleuve.types import Completion, WeightFile, WeightUpdate, decode, encode, to_json
@@ -132,6 +132,20 @@ async def test_bad_requests_get_one_clear_line(client: Client) -> None:
     nonsense = await client.json("/generate", {"request_id": "a", "input_ids": "text"}, status=400)
     assert "input_ids" in nonsense["error"]["message"]
     assert "\n" not in nonsense["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"request_id": "a", "input_ids": [5], "sampling": {"max_new_tokens": 1, "temprature": 0}}),
+        ("/generate", {"request_id": "a", "input_ids": [5], "sampling": {"max_new_tokens": 1}, "temprature": 0}),
+        ("/abort", {"request_ids": [], "temprature": 0}),
+        ("/update_weights", {"version": 1, "path": "", "bytes": 0, "checksum": "", "temprature": 0}),
+    ],
+)
+async def test_an_unknown_field_is_refused_by_name(client: Client, path: str, body: dict) -> None:
+    assert "temprature" in (await client.json(path, body, status=400))["error"]["message"]
+    assert b"temprature" in await client.post(path, body, status=400)
 
 
 async def test_versions_are_stamped_where_tokens_are_sampled(client: Client, store: WeightStore) -> None:
@@ -362,12 +376,75 @@ async def test_chat_goes_through_the_template_and_streams(client: Client) -> Non
         ("/v1/completions", {}, "prompt is missing"),
         ("/v1/completions", {"prompt": "1", "max_tokens": 600}, "context is 512"),
         ("/v1/completions", {"prompt": "1", "logprobs": 5}, "no alternatives"),
+        (
+            "/v1/completions",
+            {"prompt": "1", "n": 300_000, "max_tokens": 1},
+            "n is 300000: it must be at least 1 and at",
+        ),
+        ("/v1/completions", {"prompt": "1", "n": 0}, "n is 0"),
+        ("/v1/completions", {"prompt": ["1"] * 1025}, "1025 prompts times n are more than 1024"),
+        ("/v1/completions", {"prompt": ["1"] * 9, "n": 128}, "9 prompts times n are more than 1024"),
+        ("/v1/completions", {"prompt": "1" * 100_000}, "context is 512"),
+        ("/v1/completions", {"prompt": "1", "stop": ["x"] * 100_000}, "stop may be 16 strings"),
+        ("/v1/completions", {"prompt": "1", "stop": "x" * 100_000}, "256 characters at most"),
+        ("/v1/completions", {"prompt": "1", "logit_bias": {"5": 1}}, "logit_bias is not supported"),
+        (
+            "/v1/completions",
+            {"prompt": "1", "temprature": 0.1},
+            "temprature is not a field that this engine knows; did",
+        ),
+        ("/v1/chat/completions", {"messages": [], "tools": [{"type": "function"}]}, "tools is not supported"),
+        ("/v1/chat/completions", {"messages": [], "tool_choice": "required"}, "tool_choice is not supported"),
+        ("/v1/chat/completions", {"messages": [], "reasoning_effort": "low"}, "reasoning_effort is not a field"),
         ("/v1/chat/completions", {"messages": []}, "messages is missing"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
     ],
 )
 async def test_what_openai_s_clients_may_not_ask_is_said_by_name(client: Client, path, body, words) -> None:
     assert words in (await client.json(path, body, status=400))["error"]["message"]
+
+
+async def test_what_has_no_effect_in_openai_s_standard_is_accepted(client: Client) -> None:
+    plain = {"messages": [{"role": "user", "content": "1+1?"}], "max_tokens": 5, "seed": 1}
+    idle = {"user": "me", "metadata": {"a": "b"}, "store": True, "stream_options": {"include_usage": True}}
+    idle |= {"tool_choice": "auto", "tools": [], "parallel_tool_calls": True, "presence_penalty": 0, "logit_bias": None}
+    replies = [await client.json("/v1/chat/completions", plain | more) for more in ({}, idle)]
+    assert replies[0]["choices"] == replies[1]["choices"]
+
+
+async def test_no_request_holds_up_the_others(client: Client) -> None:
+    """Requests of large sizes, allowed and refused, while a small one is asked again and again."""
+    large = [
+        {"prompt": "1", "n": 128, "max_tokens": 100, "ignore_eos": True, "logprobs": 1},
+        {"prompt": ["12+3*4?"] * 1024, "max_tokens": 1},
+        {"prompt": "7" * 2**20},
+        {"prompt": [7] * (MAX_BODY // 2 - 100)},
+        {"prompt": "1", "n": 300_000, "max_tokens": 1},
+        {"prompt": "1", "stop": ["x" * 100] * 50_000},
+    ]
+    bodies = [json.dumps(body, separators=(",", ":")).encode() for body in large]
+
+    async def ask_large(body: bytes) -> int:
+        async with client.session.post(client.url + "/v1/completions", data=body) as response:
+            await response.read()
+            return response.status
+
+    asking = asyncio.gather(*map(ask_large, bodies))
+    slowest = 0.0
+    while not asking.done():
+        asked = time.monotonic()
+        await client.json("/health")
+        slowest = max(slowest, time.monotonic() - asked)
+        await asyncio.sleep(0.005)
+    assert await asking == [200, 200, 400, 400, 400, 400]
+    assert slowest < 1.0
+
+
+@pytest.mark.parametrize("path", ["/generate", "/update_weights", "/v1/completions"])
+async def test_a_body_that_is_too_large_is_refused(client: Client, path: str) -> None:
+    async with client.session.post(client.url + path, data=b" " * (MAX_BODY + 1)) as response:
+        assert response.status == 413
+        assert f"larger than {MAX_BODY} bytes" in (await response.json())["error"]["message"]
 
 
 # --- processes ------------------------------------------------------------------------------------------------------

@@ -88,11 +88,14 @@ def test_a_model_that_cannot_be_read_is_one_line_naming_it(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", ['{"a"', '{"a": 1}', "[]", ""])
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *(("tokenizer.json", content) for content in ('{"a"', '{"a": 1}', "[]", "")),
+        *(("tokenizer_config.json", content) for content in ('{"a"', "[]", "")),
+    ],
+)
 def test_a_tokenizer_that_cannot_be_read_is_one_line_naming_it(model: Path, file: str, content: str) -> None:
-    if file == "tokenizer_config.json" and content == '{"a": 1}':
-        pytest.skip("a configuration may say nothing")
     (model / file).write_text(content)
     with pytest.raises(UserError) as caught:
         load_tokenizer(str(model))
