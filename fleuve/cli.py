@@ -44,7 +44,9 @@ def train(context: typer.Context, config: Config) -> None:
     from fleuve.config.preflight import preflight
 
     settings = load_settings(config, _flags(context, str(config)))
-    preflight(settings)
+    for line in preflight(settings):
+        if line.startswith("note: "):
+            print(line, file=sys.stderr)
     from fleuve.launch.train import run_training
 
     sys.exit(run_training(settings))
@@ -62,7 +64,7 @@ def check(context: typer.Context, config: Config) -> None:
     else:
         lines = preflight(load_settings(config, flags))
     for line in lines:
-        print(f"ok: {line}")
+        print(line)
 
 
 @app.command(context_settings=_DOTTED)

@@ -7,12 +7,14 @@ and looks at no more than it can in a second: of a long data file the first part
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleuve.config.accelerator import no_gpu
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.settings import DataSettings, Settings, SftSettings
@@ -64,7 +66,8 @@ class Problems:
 
 
 def preflight(settings: Settings) -> list[str]:
-    """Check everything that needs a look at the disk; returns what the run will be, a line each.
+    """Check everything that needs a look at the disk; returns what the run will be, a line each: `ok: ...`, and
+    `note: ...` for what will run and yet may not be what was meant.
 
     Raises:
         UserError: one line a problem.
@@ -72,6 +75,15 @@ def preflight(settings: Settings) -> list[str]:
     problems = Problems()
     if problem := run_directory_problem(settings.run_dir):
         problems.add(problem)
+    for key, device in (("rollout.device", settings.rollout.device), ("trainer.device", settings.trainer.device)):
+        if device == "cuda" and (problem := no_gpu(key)):
+            problems.add(problem)
+    if settings.rollout.group_size == 1:
+        problems.add(
+            "rollout.group_size = 1: an answer's advantage is its reward against the others of its group, and there "
+            "are none, so nothing would ever be learnt; give it 2 or more"
+        )
+    problems.catch(lambda: check_instruction(settings.data))
     if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
     if settings.evaluate.every and settings.data.eval is None:
@@ -91,7 +103,7 @@ def preflight(settings: Settings) -> list[str]:
     problems.raise_if_any()
     assert model is not None
     assert train is not None
-    return _summary(settings, model, train)
+    return [f"ok: {line}" for line in _summary(settings, model, train)] + [f"note: {n}" for n in _notes(settings)]
 
 
 def preflight_sft(settings: SftSettings) -> list[str]:
@@ -103,6 +115,9 @@ def preflight_sft(settings: SftSettings) -> list[str]:
     problems = Problems()
     path = settings.model.path
     model: ModelFacts | None = problems.catch(lambda: inspect_model(path)) if path is not None else None
+    if settings.trainer.device == "cuda" and (problem := no_gpu("trainer.device")):
+        problems.add(problem)
+    problems.catch(lambda: check_instruction(settings.data))
     tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
     data: DataFacts | None = problems.catch(
         lambda: inspect_data(settings.data.train, settings.data, tokenizer, settings.completion_field)
@@ -111,9 +126,9 @@ def preflight_sft(settings: SftSettings) -> list[str]:
     assert data is not None
     start = f"from {path}" if path is not None else "built anew"
     return [
-        f"model {start}, saved to {settings.model.save}",
-        f"data {settings.data.train}: {_extent(data)}",
-        f"{settings.steps} steps of {settings.batch_size} demonstrations",
+        f"ok: model {start}, saved to {settings.model.save}",
+        f"ok: data {settings.data.train}: {_extent(data)}",
+        f"ok: {settings.steps} steps of {settings.batch_size} demonstrations",
     ]
 
 
@@ -136,6 +151,19 @@ def inspect_data(
         if length > longest:
             longest, where = length, row.where
     return DataFacts(len(rows), complete, longest, where)
+
+
+def check_instruction(data: DataSettings) -> None:
+    """Whether each prompt will hold its row's problem.
+
+    Raises:
+        UserError: `data.instruction` has no place for it.
+    """
+    if "{prompt}" in data.instruction:
+        return
+    near = re.search(r"\{\s*[A-Za-z_]\w*\s*\}", data.instruction)
+    hint = f"; write {{prompt}} for {near[0]}" if near else "; write {prompt} where the problem goes"
+    raise UserError(f"data.instruction holds no {{prompt}}, so no prompt would hold its problem{hint}")
 
 
 def length_problems(settings: Settings, data: DataFacts, context: int | None) -> list[str]:
@@ -178,6 +206,17 @@ def _tokenizer(model: ModelFacts | None) -> LightTokenizer | None:
     if model is None or model.directory is None or not (model.directory / "tokenizer.json").exists():
         return None
     return LightTokenizer(model.directory)
+
+
+def _notes(settings: Settings) -> list[str]:
+    """What is allowed and yet worth a second thought."""
+    rollout = settings.rollout
+    return [
+        f"{key} = {value:g}: answers are sampled from a part of the distribution, and trained as if from all of it. "
+        f"The behaviour weights make up for some of the difference; prefer {neutral}"
+        for key, value, neutral in (("rollout.top_p", rollout.top_p, "1.0"), ("rollout.top_k", rollout.top_k, "0"))
+        if value != float(neutral)
+    ]
 
 
 def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[str]:

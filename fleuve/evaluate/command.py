@@ -11,9 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from fleuve.config.accelerator import no_gpu
 from fleuve.config.loader import settings_from
 from fleuve.config.models import inspect_model
-from fleuve.config.preflight import cache_row
+from fleuve.config.preflight import cache_row, check_instruction
 from fleuve.config.settings import DataSettings, NonNegative, Positive, RewardSettings, RolloutSettings, Section
 from fleuve.data.open import load_prompts
 from fleuve.errors import UserError
@@ -69,6 +70,9 @@ def run_eval(settings: EvalSettings, progress: Callable[[int, int], None] | None
     """
     spec = settings.data.eval or settings.data.train
     check_verifier(settings.data.verifier, settings.reward.path)
+    check_instruction(settings.data)
+    if settings.rollout.device == "cuda" and (problem := no_gpu("rollout.device")):
+        raise UserError(problem)
     facts = inspect_model(settings.model, key="MODEL")
     if settings.output is not None:
         _check_writable(Path(settings.output))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 from fleuve.errors import UserError
@@ -46,9 +47,9 @@ class RunDirectory:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            owner = os.read(fd, 32).decode(errors="replace").strip()
+            problem = _held_by(self.root, fd)
             os.close(fd)
-            raise UserError(f"a run is going on in {self.root} (process {owner}); choose another run_dir") from None
+            raise UserError(problem) from None
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         self._lock = fd
@@ -87,19 +88,54 @@ def create_run_directory(path: str | Path, config_toml: str) -> RunDirectory:
 
 
 def run_directory_problem(path: str | Path) -> str | None:
-    """Why a new run cannot be made at `path`, in one line; None if it can. Changes nothing."""
+    """Why a new run cannot be made at `path`, in one line; None if it can. Leaves everything as it was."""
     root = Path(path)
+    try:
+        return _problem(root)
+    except (OSError, ValueError) as error:  # too long a name, no permission to look, a NUL in it
+        return f"run_dir = {root}: cannot be looked at: {getattr(error, 'strerror', None) or error}"
+
+
+def _problem(root: Path) -> str | None:
     if root.exists():
         if not root.is_dir():
             return f"run_dir = {root}: is a file, not a directory"
         if any(root.iterdir()) and not (root / "config.toml").exists():
             return f"run_dir = {root}: holds files that are not a run's; choose another"
+        if held := _held(root):
+            return held
     existing = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
     if not existing.is_dir():
         return f"run_dir = {root}: {existing} is a file, not a directory"
+    if existing == root and (root / "config.toml").exists():
+        existing = root.absolute().parent  # a run that is there already is moved aside
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"run_dir = {root}: no permission to write in {existing}"
+    try:  # file systems that are none, such as /proc, say no only when asked
+        os.rmdir(tempfile.mkdtemp(prefix=".fleuve-", dir=existing))
+    except OSError as error:
+        return f"run_dir = {root}: no directory can be made in {existing}: {error.strerror}"
     return None
+
+
+def _held(root: Path) -> str | None:
+    """Which run has its lock on `root`, as a line for an error; None if none has."""
+    try:
+        fd = os.open(root / ".lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _held_by(root, fd)
+    finally:
+        os.close(fd)
+    return None
+
+
+def _held_by(root: Path, fd: int) -> str:
+    owner = os.read(fd, 32).decode(errors="replace").strip()
+    return f"a run is going on in {root} (process {owner}); choose another run_dir"
 
 
 def _free_name(root: Path) -> Path:

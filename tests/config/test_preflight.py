@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import string
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from fleuve.config.preflight import DataFacts, length_problems, preflight
 from fleuve.config.settings import Settings
 from fleuve.engine.scheduler import Limits, Scheduler
 from fleuve.errors import UserError
+from fleuve.observe.rundir import create_run_directory
 
 Make = Callable[..., Settings]
 
@@ -75,6 +77,7 @@ def test_a_sound_run_is_summed_up(make: Make) -> None:
     assert "context 100" in lines
     assert "3 rows, longest prompt 20 tokens" in lines
     assert "4 groups × 8 answers = 32 answers" in lines
+    assert all(line.startswith("ok: ") for line in lines.splitlines())
     assert "12 slots = (2 + 1) × 4: at most 2 versions stale" in lines
 
 
@@ -309,3 +312,62 @@ def test_an_unknown_verifier_and_an_evaluation_without_data_are_found_together(m
 def test_a_run_directory_that_cannot_be_one_is_found(make: Make, rows: Path) -> None:
     (line,) = problems(make(run_dir=str(rows.parent / "rows.jsonl")))
     assert line == "run_dir = rows.jsonl: is a file, not a directory"
+
+
+def test_a_run_directory_that_cannot_be_made_is_found(make: Make, tmp_path: Path) -> None:
+    (line,) = problems(make(run_dir=str(tmp_path / ("x" * 300))))
+    assert line.endswith("cannot be looked at: File name too long")
+    if Path("/proc/self").exists():
+        (line,) = problems(make(run_dir="/proc/run"))
+        assert line.startswith("run_dir = run: no ")  # (`problems` takes the parent's path away)
+
+
+def test_a_run_directory_that_another_run_holds_is_found_and_left_alone(make: Make, tmp_path: Path) -> None:
+    run = create_run_directory(tmp_path / "run", "")
+    before = sorted(tmp_path.rglob("*"))
+    assert problems(make()) == [f"a run is going on in run (process {os.getpid()}); choose another run_dir"]
+    assert sorted(tmp_path.rglob("*")) == before
+    run.release()
+    preflight(make())
+
+
+def test_an_instruction_without_a_place_for_the_problem_is_an_error(make: Make) -> None:
+    assert problems(make(data={"instruction": "Solve it."})) == [
+        "data.instruction holds no {prompt}, so no prompt would hold its problem; write {prompt} where the problem goes"
+    ]
+    (line,) = problems(make(data={"instruction": r"Solve \boxed{1}: {question}"}))
+    assert line.endswith("; write {prompt} for {question}")
+
+
+def test_a_group_of_one_is_an_error_since_it_never_learns(make: Make) -> None:
+    (line,) = problems(make(rollout={"group_size": 1}))
+    assert line.startswith("rollout.group_size = 1: ")
+    assert line.endswith("give it 2 or more")
+    preflight(make(rollout={"group_size": 2}))
+
+
+def test_sampling_from_a_part_of_the_distribution_is_noted(make: Make) -> None:
+    lines = preflight(make(rollout={"top_p": 0.95, "top_k": 20}))
+    notes = [line for line in lines if not line.startswith("ok: ")]
+    assert [note.split(":")[:2] for note in notes] == [
+        ["note", " rollout.top_p = 0.95"],
+        ["note", " rollout.top_k = 20"],
+    ]
+    assert [note.split("; ")[-1] for note in notes] == ["prefer 1.0", "prefer 0"]
+
+
+@pytest.mark.parametrize("key", ["rollout", "trainer"])
+def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, key: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("fleuve.config.accelerator.TRACES", (str(tmp_path / "driver"),))
+    settings = make(**{key: {"device": "cuda"}})
+    (line,) = problems(settings)
+    assert line.startswith(f'{key}.device = "cuda": this machine has no GPU')
+    (tmp_path / "driver").touch()
+    preflight(settings)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (line,) = problems(settings)
+    assert "CUDA_VISIBLE_DEVICES= hides every GPU" in line
