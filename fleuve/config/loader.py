@@ -142,25 +142,41 @@ def settings_from(model: type[S], values: dict[str, Any], words: Sequence[str], 
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail, model, origin, overrides) for detail in error.errors()]
-        raise UserError("\n".join(lines)) from None
+        lines = [line for detail in error.errors() for line in _explain(detail, model, origin, overrides)]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
 def _load(model: type[S], path: Path, words: Sequence[str]) -> S:
     return settings_from(model, read_toml(path), words, str(path))
 
 
-def _explain(detail: ErrorDetails, model: type[BaseModel], file: str, overrides: Mapping[str, Any]) -> str:
-    """One line for one of pydantic's complaints: where, what, and the nearest right thing."""
+def _explain(detail: ErrorDetails, model: type[BaseModel], file: str, overrides: Mapping[str, Any]) -> list[str]:
+    """A line for one of pydantic's complaints: where, what, and the nearest right thing. Several lines where several
+    flags are to blame: each of those below a table that there is not."""
     key = ".".join(str(part) for part in detail["loc"])
+    kind = detail["type"]
+    below = [name for name in overrides if name.startswith(f"{key}.")]
+    if below and kind == "extra_forbidden":
+        return [f"--{name}: unknown setting{_flag_meant(name, model)}" for name in below]
+    if below and key in setting_names(model):  # a value, taken for a table
+        return [f"--{name}: unknown setting{did_you_mean(f'--{key}')}" for name in below]
     flag = next((name for name in overrides if key == name or key.startswith(f"{name}.")), None)
-    place = f"--{flag}" if flag else file
-    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "extra_forbidden":
-        suggestion = _nearest_key(key, model)
-        if flag:
-            return f"--{key}: unknown setting{did_you_mean(suggestion and f'--{suggestion}')}"
-        return f"{file}: unknown key {key}{did_you_mean(suggestion)}"
+        return [
+            f"--{key}: unknown setting{_flag_meant(key, model)}"
+            if flag
+            else f"{file}: unknown key {key}{did_you_mean(_nearest_key(key, model))}"
+        ]
+    return [_explain_value(detail, key, file, f"--{flag}" if flag else file)]
+
+
+def _flag_meant(key: str, model: type[BaseModel]) -> str:
+    suggestion = _nearest_key(key, model)
+    return did_you_mean(suggestion and f"--{suggestion}")
+
+
+def _explain_value(detail: ErrorDetails, key: str, file: str, place: str) -> str:
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "missing":
         return f"{file}: {key} is missing; it has no default"
     if kind == "value_error":

@@ -117,6 +117,25 @@ def test_each_mistake_in_a_file_gives_its_line(config: Path, text: str, line: st
         (["--max_staleness", "1"], "--max_staleness: unknown setting; did you mean --control.max_staleness?"),
         (["--run-dir", "x"], "--run-dir: unknown setting; did you mean --run_dir?"),
         (["--control.max_staleness", "-1"], "--control.max_staleness: control.max_staleness = -1: must be 0 or more"),
+        (
+            ["--contrl.max_staleness", "3"],
+            "--contrl.max_staleness: unknown setting; did you mean --control.max_staleness?",
+        ),
+        (
+            ["--contrl.overdue", "drop", "--contrl.batch_size", "3"],
+            "--contrl.overdue: unknown setting; did you mean --control.overdue?\n"
+            "--contrl.batch_size: unknown setting; did you mean --control.batch_size?",
+        ),
+        (["--a.b.c", "3"], "--a.b.c: unknown setting"),
+        (["--steps.number", "3"], "--steps.number: unknown setting; did you mean --steps?"),
+        (
+            ["--control.batch_size.x", "3"],
+            "--control.batch_size.x: unknown setting; did you mean --control.batch_size?",
+        ),
+        (
+            ["--weights.transport", "path"],
+            'quickstart.toml: weights.transport = "path" needs weights.path, a directory that trainer and workers see',
+        ),
         (["--control.max_staleness"], "--control.max_staleness needs a value, as in --control.max_staleness VALUE"),
         (["--observe.trace", "--steps", "3"], "--observe.trace needs a value, as in --observe.trace VALUE"),
         (["steps=3"], "unexpected argument 'steps=3'; settings are given as --section.key value"),
@@ -125,6 +144,15 @@ def test_each_mistake_in_a_file_gives_its_line(config: Path, text: str, line: st
 )
 def test_each_mistake_in_a_flag_gives_its_line(config: Path, words: list[str], line: str) -> None:
     assert error(config, *words) == line
+
+
+def test_a_wrong_flag_and_a_wrong_key_in_the_file_each_get_their_own_blame(config: Path) -> None:
+    with_text(config, "[contrl]\nbatch_size = 3\n")
+    assert error(config) == "quickstart.toml: unknown key contrl; did you mean control?"
+    assert error(config, "--cotrol.batch_size", "3").splitlines() == [
+        "quickstart.toml: unknown key contrl; did you mean control?",
+        "--cotrol.batch_size: unknown setting; did you mean --control.batch_size?",
+    ]
 
 
 def test_a_missing_setting_is_named(config: Path) -> None:
