@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import stat
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,13 +82,18 @@ def read_weights(file: WeightFile) -> dict[str, Tensor]:
     """The tensors of a published version, by name, on the CPU.
 
     Raises:
-        WeightError: the file is missing, or its size, checksum or version is not what `file` says.
+        WeightError: the file is missing or cannot be read, or its size, checksum or version is not what `file` says.
     """
     path = Path(file.path)
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            raise WeightError(f"weights of version {file.version}: {path} is not a file")
+        size = found.st_size
         if size != file.bytes:
             raise WeightError(f"weights of version {file.version} in {path}: {size} bytes, published were {file.bytes}")
+        if not size:
+            raise WeightError(f"weights of version {file.version} in {path}: the file is empty")
         checksum = _checksum(path)
         if checksum != file.checksum:
             raise WeightError(
@@ -102,7 +108,7 @@ def read_weights(file: WeightFile) -> dict[str, Tensor]:
         raise WeightError(
             f"weights of version {file.version}: {path} does not exist (removed after newer versions came?)"
         ) from error
-    except SafetensorError as error:
+    except (OSError, ValueError, SafetensorError) as error:  # ValueError: a path that can be none
         raise WeightError(f"weights of version {file.version} in {path}: {error}") from error
 
 

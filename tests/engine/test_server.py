@@ -236,6 +236,11 @@ async def test_weights_that_are_not_whole_are_refused_and_the_old_ones_serve_on(
     assert "checksum" in (await client.update(wrong, status=409))["error"]["message"]
     other = store.publish(2, tiny_model(1, hidden_size=32).named_parameters())
     assert "wrong shape" in (await client.update(other, status=409))["error"]["message"]
+    (tmp_path / "empty").touch()
+    for path in (tmp_path, tmp_path / "empty"):
+        size = path.stat().st_size
+        nothing = WeightFile(version=3, path=str(path), bytes=size, checksum="crc32:00000000")
+        assert str(path) in (await client.update(nothing, status=409))["error"]["message"]
     answer = await client.generate(ask("a", prompt_of(0, 9)))
     assert set(answer.versions) == {0}
     assert answer.logprobs == pytest.approx(score(tiny_model(), prompt_of(0, 9), answer.output_ids), abs=1e-4)

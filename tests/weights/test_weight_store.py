@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -92,6 +93,26 @@ def test_a_file_that_never_existed_is_named() -> None:
     file = WeightFile(version=9, path="/nonexistent/weights", bytes=1, checksum="crc32:00000000")
     with pytest.raises(WeightError, match="/nonexistent/weights does not exist"):
         read_weights(file)
+
+
+@pytest.mark.parametrize("kind", ["directory", "empty", "pipe", "below a file", "no path", "name too long", "text"])
+def test_whatever_is_no_weight_file_is_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "weights"
+    size, checksum = 0, "crc32:00000000"
+    if kind == "directory":
+        path.mkdir()
+        size = path.stat().st_size
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind in ("empty", "below a file"):
+        path.touch()
+    elif kind == "text":
+        path.write_text("no weights")
+        size, checksum = 10, f"crc32:{zlib.crc32(b'no weights'):08x}"
+    name = {"below a file": f"{path}/x", "no path": "a\0b", "name too long": "x" * 5000}.get(kind, str(path))
+    with pytest.raises(WeightError, match="version 1") as caught:
+        read_weights(WeightFile(version=1, path=name, bytes=size, checksum=checksum))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_failed_write_leaves_nothing_behind(store: WeightStore) -> None:
