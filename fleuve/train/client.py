@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ class TrainerClient:
         self._url = url.rstrip("/")
         self._timeout = timeout
         self._session: aiohttp.ClientSession | None = None
+        self._step: str | None = None  # the id of the one in progress
 
     async def __aenter__(self) -> TrainerClient:
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
@@ -55,11 +57,17 @@ class TrainerClient:
                 trainer is gone.
         """
         what = f"step {batch.version + 1} ({len(batch.groups)} groups)"
-        return self._decoded(await self._post(what, "/step", encode(batch)), StepResult, what)
+        self._step = step = secrets.token_hex(8)
+        try:
+            return self._decoded(await self._post(what, f"/step?id={step}", encode(batch)), StepResult, what)
+        finally:
+            self._step = None
 
     async def interrupt(self) -> None:
-        """End the step in progress after the micro-batch it is at."""
-        await self._post("interrupt", "/interrupt", b"", INTERRUPT_TIMEOUT)
+        """End the step in progress after the micro-batch it is at; nothing happens if there is none. A step whose batch
+        is still on its way ends before its first micro-batch."""
+        if self._step is not None:
+            await self._post("interrupt", "/interrupt", json.dumps({"id": self._step}).encode(), INTERRUPT_TIMEOUT)
 
     async def publish(self, served: int | None = None) -> WeightFile:
         """Write the current version's weights; `served` is the version that the workers have."""

@@ -3,9 +3,12 @@
 All torch work runs in one thread of its own, one call after the other; the event loop stays free to answer `/health`
 and `/interrupt` in the middle of a step.
 
-    POST /step      Batch → StepResult            POST /save, /load   {path} → {version}
+    POST /step?id=  Batch → StepResult            POST /save, /load   {path} → {version}
     POST /publish   {served} → WeightFile         GET  /health        {name, version, busy}
-    POST /interrupt → {}
+    POST /interrupt {id} → {}
+
+An interruption names the step that it ends by the id that the client gave it. So it counts even if it overtakes the
+batch on its way here, and one that comes too late touches no later step.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from aiohttp import web
 
 from fleuve.errors import UserError
 from fleuve.train.trainer import Trainer
-from fleuve.types import Batch, decode, encode
+from fleuve.types import Batch, StepResult, decode, encode
 
 NAME = "trainer"
 MAX_BODY = 8 << 30
@@ -42,6 +45,8 @@ class TrainerServer:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer: Trainer = self._executor.submit(make_trainer).result()
         self._busy = ""
+        self._stepping: str | None = None  # the step in progress
+        self._interrupted: str | None = None  # the latest to be interrupted, begun or not
         self._latest: Future[Any] | None = None
 
     def close(self) -> None:
@@ -67,9 +72,21 @@ class TrainerServer:
         return app
 
     async def _step(self, request: web.Request) -> web.Response:
+        step = request.query.get("id", "")
         batch = decode(await request.read(), Batch)
-        self._trainer.interrupted.clear()
-        return _packed(await self._run("step", lambda: self._trainer.step(batch)))
+
+        def work() -> StepResult:
+            # In this order: whenever an interruption comes in between, `_interrupt` or the last line sees it.
+            self._stepping = step
+            self._trainer.interrupted.clear()
+            if step and step == self._interrupted:
+                self._trainer.interrupted.set()
+            try:
+                return self._trainer.step(batch)
+            finally:
+                self._stepping = None
+
+        return _packed(await self._run("step", work))
 
     async def _publish(self, request: web.Request) -> web.Response:
         served = (await request.json())["served"]
@@ -85,8 +102,10 @@ class TrainerServer:
         await self._run("load", lambda: self._trainer.load(path))
         return web.json_response({"version": self._trainer.version})
 
-    async def _interrupt(self, _: web.Request) -> web.Response:
-        self._trainer.interrupted.set()
+    async def _interrupt(self, request: web.Request) -> web.Response:
+        self._interrupted = (await request.json())["id"]
+        if self._interrupted == self._stepping:
+            self._trainer.interrupted.set()
         return web.json_response({})
 
     async def _health(self, _: web.Request) -> web.Response:

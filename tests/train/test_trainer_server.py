@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 from tiny import make_batch, make_trainer, same_weights, save_tiny_model, settings_for, weights_of
 
@@ -18,7 +19,7 @@ from fleuve.contracts import TrainerError
 from fleuve.errors import UserError
 from fleuve.launch.process import ChildProcess
 from fleuve.train.client import TrainerClient
-from fleuve.types import Batch
+from fleuve.types import Batch, StepResult, decode, encode
 from fleuve.weights.directory import make_directory
 from fleuve.weights.store import read_weights
 
@@ -118,6 +119,50 @@ async def test_health_answers_in_the_middle_of_a_step_and_an_interruption_ends_i
         assert len(result.trained) < 400
         assert result.version == (1 if result.trained else 0)
         assert (await client.step(make_batch(version=result.version))).version == result.version + 1
+
+
+async def test_an_interruption_counts_from_the_moment_the_step_is_asked_for_and_for_that_step_alone(
+    model: Path, tmp_path: Path
+) -> None:
+    async with _served(model, tmp_path, trainer={"minibatches": 2}) as (client, _):
+        await client.interrupt()  # of nothing
+        whole = await client.step(make_batch())
+        assert len(whole.trained) == len(make_batch().groups)
+        await client.interrupt()  # too late
+
+        step = asyncio.create_task(client.step(make_batch(version=1)))
+        await asyncio.sleep(0)  # begun, and nothing sent yet
+        await client.interrupt()
+        result = await step
+        assert (result.trained, result.version) == ([], 1)
+        assert len((await client.step(make_batch(version=1))).trained) == len(whole.trained)
+
+
+async def test_an_interruption_while_the_batch_is_uploaded_ends_its_step_and_no_other(
+    model: Path, tmp_path: Path
+) -> None:
+    body, uploading, go_on = encode(make_batch()), asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:1000]
+        uploading.set()
+        await go_on.wait()
+        yield body[1000:]
+
+    async with _served(model, tmp_path) as (client, child), aiohttp.ClientSession(child.url) as session:
+
+        async def upload() -> StepResult:
+            async with session.post("/step?id=mine", data=slowly()) as response:
+                return decode(await response.read(), StepResult)
+
+        step = asyncio.create_task(upload())
+        await uploading.wait()
+        async with session.post("/interrupt", json={"id": "mine"}) as response:
+            assert response.status == 200
+        go_on.set()
+        result = await step
+        assert (result.trained, result.version) == ([], 0)
+        assert (await client.step(make_batch())).version == 1
 
 
 async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_dies(
