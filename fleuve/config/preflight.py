@@ -1,44 +1,27 @@
 """What can be known to go wrong before any process starts: models, data, lengths, directories.
 
 `fleuve check` is this and nothing else, and `fleuve train` begins with it. It imports neither torch nor transformers
-and looks at no more than it can in a second: of a long data file the first part, and of its prompts the longest.
+and looks at no more than it can in a second: of a long data file as many rows as half a second allows, and of their
+prompts the longest.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fleuve.config.accelerator import no_gpu
+from fleuve.config.data_facts import DataFacts, inspect_data
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.settings import DataSettings, Settings, SftSettings
-from fleuve.data.open import PROCEDURAL, read_rows
-from fleuve.data.render import prompt_ids, prompt_text
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
 from fleuve.rewards.find import check_verifier
-
-_ROWS = 20_000
-_PROCEDURAL_ROWS = 500
-_LONGEST = 64
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """`rows` were looked at (`complete`: all there are). `longest` is the longest prompt in tokens, and `where` it is;
-    None if the tokenizer cannot be read without transformers."""
-
-    rows: int
-    complete: bool
-    longest: int | None
-    where: str
 
 
 class Problems:
@@ -127,30 +110,9 @@ def preflight_sft(settings: SftSettings) -> list[str]:
     start = f"from {path}" if path is not None else "built anew"
     return [
         f"ok: model {start}, saved to {settings.model.save}",
-        f"ok: data {settings.data.train}: {_extent(data)}",
+        f"ok: data {settings.data.train}: {data}",
         f"ok: {settings.steps} steps of {settings.batch_size} demonstrations",
     ]
-
-
-def inspect_data(
-    path: str, data: DataSettings, tokenizer: LightTokenizer | None, completion_field: str | None = None
-) -> DataFacts:
-    """Read rows, check their fields, and measure the longest prompts with `tokenizer` (None: not measured).
-
-    Raises:
-        UserError: no such file (names the nearest), empty, a line that is not JSON, a row without a field.
-    """
-    limit = _PROCEDURAL_ROWS if path.startswith(PROCEDURAL) else _ROWS
-    rows = list(itertools.islice(read_rows(path, data, completion_field), limit))
-    complete = len(rows) < limit
-    if tokenizer is None:
-        return DataFacts(len(rows), complete, None, "")
-    longest, where = 0, ""
-    for row in sorted(rows, key=lambda row: len(row.fields[data.prompt_field]), reverse=True)[:_LONGEST]:
-        length = len(prompt_ids(prompt_text(row, data, tokenizer), data, tokenizer))
-        if length > longest:
-            longest, where = length, row.where
-    return DataFacts(len(rows), complete, longest, where)
 
 
 def check_instruction(data: DataSettings) -> None:
@@ -231,15 +193,10 @@ def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[st
     workers = "1 rollout worker" if rollout.workers == 1 else f"{rollout.workers} rollout workers"
     return [
         f"model {settings.model.path}: {about}",
-        f"data {settings.data.train}: {_extent(train)}",
+        f"data {settings.data.train}: {train}",
         f"{settings.steps} steps of {control.batch_size} groups × {rollout.group_size} answers = {answers} answers, "
         f"{settings.trainer.minibatches} minibatches each",
         f"{slots} slots = ({control.max_staleness} + 1) × {control.batch_size}: {kind}, overdue: {control.overdue}",
         f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {workers}, {settings.launch.placement}",
         f"the run goes to {settings.run_dir}",
     ]
-
-
-def _extent(data: DataFacts) -> str:
-    rows = f"{data.rows:,} rows" if data.complete else f"the first {data.rows:,} rows checked"
-    return rows + (f", longest prompt {data.longest} tokens" if data.longest is not None else "")

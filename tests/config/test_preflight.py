@@ -6,6 +6,7 @@ import json
 import os
 import re
 import string
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
+from fleuve.config.data_facts import DataFacts
 from fleuve.config.models import FETCHED, inspect_model
-from fleuve.config.preflight import DataFacts, length_problems, preflight
+from fleuve.config.preflight import length_problems, preflight
 from fleuve.config.settings import Settings
 from fleuve.engine.scheduler import Limits, Scheduler
 from fleuve.errors import UserError
@@ -214,6 +216,28 @@ def test_the_context_bounds_prompt_and_answer_together(make: Make) -> None:
 def test_a_prompt_longer_than_the_context_is_named(make: Make, rows: Path) -> None:
     rows.write_text(json.dumps({"prompt": "1" * 200, "answer": "1"}) + "\n")
     assert problems(make()) == ["the prompt at rows.jsonl:1 has 200 tokens; the model's context is 100"]
+
+
+def test_the_longest_row_is_found_wherever_it_is_and_how_many_were_looked_at_is_said(
+    make: Make, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short, long = ({"prompt": "1" * n, "answer": "1"} for n in (5, 60))
+    rows.write_text((json.dumps(short) + "\n") * 25_000 + json.dumps(long) + "\n")
+    monkeypatch.setattr("fleuve.config.data_facts.SECONDS", 60.0)
+    (line,) = problems(make())
+    assert "a prompt of 60 at rows.jsonl:25001" in line
+    assert "25,001 rows, longest prompt 60 tokens (all checked)" in preflight(make(rollout={"max_new_tokens": 40}))[1]
+    monkeypatch.setattr("fleuve.config.data_facts.SECONDS", 0.0)
+    assert "only the first 20,000 rows checked, longest prompt 5 tokens of these" in preflight(make())[1]
+
+
+def test_a_big_file_takes_little_longer_than_its_time(make: Make, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.write_text('{"prompt": "1+1", "answer": 2}\n' * 1_000_000)
+    monkeypatch.setattr("fleuve.config.data_facts.SECONDS", 0.1)
+    began = time.monotonic()
+    lines = preflight(make())
+    assert "only the first " in lines[1]
+    assert time.monotonic() - began < 3.0  # 0.2 s on a quiet machine
 
 
 def test_the_instruction_counts_towards_the_prompt(make: Make) -> None:
