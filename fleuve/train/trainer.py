@@ -189,6 +189,8 @@ class Trainer:
             "loss/skipped_minibatches": float(skipped),
             "loss/skipped_nonfinite": float(nonfinite),
         }
+        if sums is None and skipped and not nonfinite:  # nothing to learn: that is a loss and a gradient of zero
+            metrics |= {"loss/policy": 0.0, "loss/grad_norm": 0.0}
         if sums is not None:
             metrics["loss/policy"] = sum(losses) / len(losses)
             metrics["loss/grad_norm"] = sum(norms) / len(norms)

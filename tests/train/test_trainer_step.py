@@ -195,10 +195,32 @@ def test_a_step_in_which_all_rewards_tie_changes_nothing_but_the_version(model: 
     assert not any(math.isnan(v) for v in result.metrics.values())
 
 
+NOT_MEASURED_WITHOUT_SIGNAL = {  # no answer went through the model, and no value would be true
+    "loss/entropy",
+    "loss/clip_fraction",
+    "loss/capped_fraction",
+    "loss/behaviour_weight_mean",
+    "loss/effective_sample_size",
+    "loss/approx_kl",
+    "mismatch/logprob_abs_mean",
+}
+
+
+def test_a_step_without_signal_reports_what_every_step_reports(model: Path, tmp_path: Path) -> None:
+    """Except for means over tokens of which there are none; that no update was made is a loss and a gradient of 0."""
+    trainer = make_trainer(model, tmp_path / "w")
+    plain = trainer.step(make_batch(seed=0)).metrics
+    skipped = trainer.step(_tie(make_batch(seed=1, version=1), slice(None))).metrics
+    assert plain.keys() - skipped.keys() == NOT_MEASURED_WITHOUT_SIGNAL
+    assert not skipped.keys() - plain.keys()
+    assert (skipped["loss/policy"], skipped["loss/grad_norm"]) == (0.0, 0.0)
+
+
 def test_a_minibatch_without_signal_is_skipped_and_the_other_trained(model: Path, tmp_path: Path) -> None:
     trainer = make_trainer(model, tmp_path / "w")
     result = trainer.step(_tie(make_batch(seed=0), slice(0, 2)))
     assert result.metrics["loss/skipped_minibatches"] == 1.0
+    assert result.metrics["loss/grad_norm"] > 0
     assert result.metrics["loss/behaviour_weight_mean"] > 0
     assert float(trainer.optimizer.state()["step/model.norm.weight"]) == 1.0
 
