@@ -254,6 +254,33 @@ async def test_an_update_of_kind_finish_returns_when_running_answers_have_ended(
     assert set((await answer).versions) == {0}
 
 
+async def test_an_update_of_kind_finish_that_meets_a_pause_lands_after_it_and_no_answer_mixes(client, store) -> None:
+    """While paused nothing can finish, so it waits for `resume`; a client that gave up joins it by asking again."""
+    begun = asyncio.create_task(client.generate(ask("a", prompt_of(0, 9), new=300)))
+    await client.until_running(1)
+    await client.post("/pause", {})
+    file = publish(store, 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.update(file, "finish"), 0.3)
+    later = asyncio.create_task(client.generate(ask("b", prompt_of(1, 9), new=20)))
+    again = asyncio.create_task(client.update(file, "finish"))
+    await asyncio.sleep(0.1)
+    assert not again.done()
+    await client.post("/resume", {})
+    assert (await asyncio.wait_for(again, 20)).version == 1
+    assert set((await begun).versions) == {0}
+    assert set((await later).versions) == {1}
+
+
+async def test_a_paused_engine_that_has_begun_nothing_takes_an_update_of_kind_finish_at_once(client, store) -> None:
+    await client.post("/pause", {})
+    waiting = asyncio.create_task(client.generate(ask("a", prompt_of(0, 9), new=20)))
+    await asyncio.sleep(0.05)
+    assert (await asyncio.wait_for(client.update(publish(store, 1), "finish"), 20)).version == 1
+    await client.post("/resume", {})
+    assert set((await waiting).versions) == {1}
+
+
 async def test_an_aborted_request_answers_and_a_lost_client_aborts(client: Client) -> None:
     kept = asyncio.create_task(client.generate(ask("kept", prompt_of(0, 9), new=500)))
     lost = asyncio.create_task(client.generate(ask("lost", prompt_of(1, 9), new=500)))
