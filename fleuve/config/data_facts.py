@@ -24,21 +24,23 @@ LONGEST = 64
 
 @dataclass(frozen=True)
 class DataFacts:
-    """`rows` were looked at (`complete`: all there are). `longest` is the longest prompt in tokens, and `where` it is;
+    """`rows` were looked at (`complete`: all there are; `endless`: there is no end of them). `longest` is the longest prompt in tokens, and `where` it is;
     None if the tokenizer cannot be read without transformers."""
 
     rows: int
     complete: bool
     longest: int | None
     where: str
+    endless: bool = False
 
     def __str__(self) -> str:
         """The extent, and plainly what was not looked at."""
         length = "prompt lengths not checked" if self.longest is None else f"longest prompt {self.longest} tokens"
         if self.complete:
             return f"{self.rows:,} rows, {length}" + (" (all checked)" if self.longest is not None else "")
+        extent = "endless, the first" if self.endless else "only the first"
         there = "" if self.longest is None else " of these"
-        return f"only the first {self.rows:,} rows checked, {length}{there}"
+        return f"{extent} {self.rows:,} rows checked, {length}{there}"
 
 
 def inspect_data(
@@ -49,16 +51,17 @@ def inspect_data(
     Raises:
         UserError: no such file (names the nearest), empty, a line that is not JSON, a row without a field.
     """
-    rows = _Few(read_rows(path, data, completion_field), endless=path.startswith(PROCEDURAL))
+    endless = path.startswith(PROCEDURAL)
+    rows = _Few(read_rows(path, data, completion_field), endless)
     candidates = heapq.nlargest(LONGEST, rows, key=lambda row: len(row.fields[data.prompt_field]))
     if tokenizer is None:
-        return DataFacts(rows.count, rows.complete, None, "")
+        return DataFacts(rows.count, rows.complete, None, "", endless)
     longest, where = 0, ""
     for row in candidates:
         length = len(prompt_ids(prompt_text(row, data, tokenizer), data, tokenizer))
         if length > longest:
             longest, where = length, row.where
-    return DataFacts(rows.count, rows.complete, longest, where)
+    return DataFacts(rows.count, rows.complete, longest, where, endless)
 
 
 class _Few:

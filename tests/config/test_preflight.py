@@ -321,7 +321,8 @@ def test_broken_data_gives_file_and_line(make: Make, rows: Path, text: str, word
 
 
 def test_procedural_data_is_checked_too(make: Make) -> None:
-    assert "longest prompt" in preflight(make(data={"train": "procedural:chain?max_steps=2"}))[1]
+    line = preflight(make(data={"train": "procedural:chain?max_steps=2"}))[1]
+    assert "endless, the first 500 rows checked, longest prompt" in line
     (line,) = problems(make(data={"train": "procedural:chian"}))
     assert "chain" in line
 
