@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from fleuve.errors import UserError
 
+INTERRUPTED = 130  # the exit code of a shell's command that Ctrl-C ended
+
 
 def leave(code: int) -> NoReturn:
     """End this process now, without the interpreter's own finalisation.
@@ -24,11 +26,16 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_after(work: Callable[[], None]) -> NoReturn:
-    """Do `work`, then leave: with 0; with 2 and one line for a UserError; with 1 and a traceback for anything else."""
+    """Do `work`, then leave: with 0; with 2 and one line for a UserError; with 1 and a traceback for anything else.
+
+    Ctrl-C ends it with 130 and no words.
+    """
     try:
         work()
     except Exception as error:
         leave(_tell(error))
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
     leave(0)
 
 
@@ -40,6 +47,8 @@ def leave_after_running(main: Coroutine[Any, Any, None]) -> NoReturn:
             await main
         except Exception as error:
             leave(_tell(error))
+        except asyncio.CancelledError:  # how `asyncio.run` passes a Ctrl-C on that `main` does not answer itself
+            leave(INTERRUPTED)
         leave(0)
 
     asyncio.run(whole())

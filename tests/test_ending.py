@@ -31,3 +31,11 @@ def test_the_exit_code_and_the_words_say_whose_fault_it_was(leave: str, work: st
     assert said.endswith(words)
     assert ("Traceback" in said) == (code == 1)
     assert seconds < 20
+
+
+@pytest.mark.parametrize("leave", ["ending.leave_after(work)", "ending.leave_after_running(asyncio.to_thread(work))"])
+def test_ctrl_c_ends_it_without_words_and_without_waiting_for_threads(leave: str) -> None:
+    interrupt = "    import os, signal\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(30)"
+    status, said, seconds = _run(f"def work():\n    {BUSY}\n{interrupt}\n{leave}")
+    assert (status, said) == (130, "")
+    assert seconds < 20
