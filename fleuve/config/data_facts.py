@@ -24,8 +24,8 @@ LONGEST = 64
 
 @dataclass(frozen=True)
 class DataFacts:
-    """`rows` were looked at (`complete`: all there are; `endless`: there is no end of them). `longest` is the longest prompt in tokens, and `where` it is;
-    None if the tokenizer cannot be read without transformers."""
+    """`rows` were looked at (`complete`: all there are; `endless`: there is no end of them). `longest` is the longest
+    prompt in tokens, and `where` it is; None if the tokenizer cannot be read without transformers."""
 
     rows: int
     complete: bool

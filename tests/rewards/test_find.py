@@ -65,16 +65,16 @@ def test_a_module_that_cannot_have_the_function_is_one_line(folder: Path, source
 
 def test_a_missing_module_names_the_nearest_and_where_it_was_looked_for(folder: Path) -> None:
     (folder / "beside").mkdir()
-    (folder / "beside" / "rewards.py").write_text("def f(): pass\n")
+    (folder / "beside" / "own_scores.py").write_text("def f(): pass\n")
     with pytest.raises(UserError) as error:
-        check_verifier("reward:f", "beside")
+        check_verifier("own_score:f", "beside")
     assert str(error.value) == (
-        "data.verifier = reward:f: no module 'reward' in the current directory and beside, nor installed; "
-        "did you mean 'rewards'?"
+        "data.verifier = own_score:f: no module 'own_score' in the current directory and beside, nor installed; "
+        "did you mean 'own_scores'?"
     )
-    check_verifier("rewards:f", "beside")
-    with pytest.raises(UserError, match="no module 'rewards' in the current directory, nor installed"):
-        check_verifier("rewards:f")
+    check_verifier("own_scores:f", "beside")
+    with pytest.raises(UserError, match="no module 'own_scores' in the current directory, nor installed"):
+        check_verifier("own_scores:f")
 
 
 def test_packages_are_looked_into_without_being_imported(folder: Path) -> None:
