@@ -59,19 +59,24 @@ def load(path: Path, optimizer: MasterOptimizer) -> int:
     """Restore weights and optimiser state from `path`; returns the policy version.
 
     Raises:
-        UserError: there is no trainer state, or it belongs to another model.
+        UserError: there is no trainer state, it cannot be read, or it belongs to another model.
     """
     file = path / STATE
     if not file.exists():
         raise UserError(f"{path} is no checkpoint: {STATE} is missing")
-    with safe_open(file, framework="pt", device="cpu") as opened:
-        version = int(opened.metadata()["version"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            version = (opened.metadata() or {}).get("version")
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} is broken or cut off: {' '.join(str(error).split())}") from error
+    if version is None:
+        raise UserError(f"{file} is no trainer state: it names no version")
     try:
         optimizer.restore(tensors)
     except (KeyError, RuntimeError) as error:
         raise UserError(f"{file} belongs to another model: {error}") from error
-    return version
+    return int(version)
 
 
 def save_model(path: Path, model: Any, source: str | None) -> None:

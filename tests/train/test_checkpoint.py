@@ -144,3 +144,22 @@ def test_loading_another_model_s_checkpoint_says_so(model: Path, tmp_path: Path)
     make_trainer(other, tmp_path / "a").save(tmp_path / "checkpoint")
     with pytest.raises(UserError, match="belongs to another model"):
         make_trainer(model, tmp_path / "b").load(tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 999, b"\x02\0\0\0\0\0\0\0{}", "half", "a directory"])
+def test_loading_a_broken_checkpoint_is_one_line_naming_the_file(
+    model: Path, tmp_path: Path, content: bytes | str
+) -> None:
+    trainer = make_trainer(model, tmp_path / "w")
+    trainer.save(tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / checkpoint.STATE
+    whole = file.read_bytes()
+    file.unlink()
+    if content == "a directory":
+        file.mkdir()
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="broken or cut off|names no version") as caught:
+        trainer.load(tmp_path / "checkpoint")
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
