@@ -159,7 +159,7 @@ def test_loading_a_broken_checkpoint_is_one_line_naming_the_file(
         file.mkdir()
     else:
         file.write_bytes(content if isinstance(content, bytes) else whole[: len(whole) // 2])
-    with pytest.raises(UserError, match="broken or cut off|names no version") as caught:
+    with pytest.raises(UserError, match=r"broken or cut off|names no version") as caught:
         trainer.load(tmp_path / "checkpoint")
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
