@@ -40,13 +40,15 @@ def pack(lengths: Sequence[int], budget: int) -> Bins:
     if not lengths:
         return []
     bins = first_fit_decreasing(lengths, budget)
+    _even_out(bins, lengths)
     fewest = max(1, -(-sum(lengths) // budget))
     for count in range(fewest, len(bins) + 1):
         level = _least_loaded(lengths, count)
         if max(_load(b, lengths) for b in level) <= budget:
-            bins = level
+            _even_out(level, lengths)
+            if len(level) < len(bins) or _more_even(level, bins, lengths):
+                bins = level
             break
-    _even_out(bins, lengths)
     return sorted(sorted(b) for b in bins)
 
 
@@ -121,6 +123,12 @@ def _best_exchange(
 
 def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+
+
+def _more_even(bins: Bins, others: Bins, lengths: Sequence[int]) -> bool:
+    """Of two with the same number of bins: no fuller at the most, and of less variance."""
+    ours, theirs = ([_load(b, lengths) for b in x] for x in (bins, others))
+    return max(ours) <= max(theirs) and sum(x * x for x in ours) < sum(x * x for x in theirs)
 
 
 def _load(indices: Sequence[int], lengths: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleuve.train.packing import first_fit_decreasing, pack
@@ -30,6 +30,7 @@ def test_every_sequence_is_in_exactly_one_micro_batch_and_none_is_over_the_budge
 
 
 @given(lengths_and_budget)
+@example(([12, 17, 12, 28, 18, 47], 49))
 def test_never_more_micro_batches_than_first_fit_decreasing_and_never_less_even(case) -> None:
     lengths, budget = case
     ours, plain = _loads(pack(lengths, budget), lengths), _loads(first_fit_decreasing(lengths, budget), lengths)
