@@ -12,7 +12,6 @@ that the simulator drives this very code on virtual time.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -27,6 +26,7 @@ from fleuve.contracts import (
     Workflow,
 )
 from fleuve.control.batching import next_batch
+from fleuve.control.failures import Failures
 from fleuve.control.fleet import Fleet
 from fleuve.control.gate import Gate, State
 from fleuve.control.signal import Signal
@@ -38,9 +38,6 @@ Evaluation = Callable[[int], Awaitable[dict[str, float]]]
 
 Checkpoint = Callable[[int], Awaitable[None]]
 """Saves the run as of a version."""
-
-ATTEMPTS = 2
-"""How often a prompt is tried whose groups fail, before it is given up."""
 
 
 class Controller:
@@ -75,8 +72,9 @@ class Controller:
         self._newest: WeightFile | None = None
         self._evaluated_version: int | None = None
         self._stopping = False
-        self._attempts: Counter[str] = Counter()  # failed groups of the prompts that are to be tried again
-        self._failed_in_a_row: set[str] = set()  # prompts whose groups failed since a group last succeeded
+        self._delivering = False  # an evaluation or a delivery is using the workers
+        self._paused = False  # colocated: the trainer has the machine
+        self._failures = Failures()
         self._latest: dict[str, float] = {}  # shown with every step until there is a newer value
         self._evaluation: dict[str, float] = {}  # shown once, with the next step
         self._last_step_at = 0.0
@@ -167,20 +165,12 @@ class Controller:
     def _finish(self, group: Group) -> None:
         if group.id not in self._running:
             return  # dropped as overdue in this very turn of the loop
-        self._failed_in_a_row.clear()
-        self._attempts.pop(group.prompt.id, None)
+        self._failures.succeeded(group.prompt.id)
         self.gate.finish(group.id, group.oldest_version)
         self._ready[group.id] = group
         del self._running[group.id]
-        self._observer.span(
-            "group",
-            group.prompt.id,
-            group.admitted_at,
-            group.finished_at,
-            group=group.id,
-            version=group.admitted_version,
-            answers=len(group.trajectories),
-        )
+        times = group.admitted_at, group.finished_at
+        self._observer.span("group", group.prompt.id, *times, group=group.id, version=group.admitted_version)
         self._signal.notify()
 
     def _fail(self, group: int, reason: str, detail: str) -> None:
@@ -193,13 +183,9 @@ class Controller:
             return  # dropped as overdue in this very turn of the loop
         prompt = self._prompts[group]
         self._observer.note(f"group {group} ({prompt.id}) dropped: {reason}: {detail}")
-        self._failed_in_a_row.add(prompt.id)
-        if (failed := len(self._failed_in_a_row)) >= self._settings.control.max_failures_in_a_row:
+        again = self._failures.failed(prompt.id)
+        if (failed := self._failures.in_a_row) >= self._settings.control.max_failures_in_a_row:
             raise RunError(f"the groups of {failed} prompts in a row failed; the last one: {reason}: {detail}")
-        self._attempts[prompt.id] += 1
-        again = self._attempts[prompt.id] < ATTEMPTS
-        if not again:
-            del self._attempts[prompt.id]
         self._drop(group, reason, again)
 
     def _drop(self, group: int, reason: str, again: bool = True) -> None:
@@ -247,12 +233,12 @@ class Controller:
         self._observer.activity("trainer", f"step {self.version + 1}")
         colocated = self._settings.launch.placement == "colocated"
         if colocated:
-            await self._fleet.pause()
+            await self._pause()
         result = await self._train_batch(batch)
         stepped = self._now()
         weights = await self._trainer.publish(self._fleet.served_version) if result.trained else None
         if colocated:
-            await self._fleet.resume()
+            await self._resume()
         if weights is None:
             return
         published = self._now()
@@ -274,6 +260,18 @@ class Controller:
         every = self._settings.checkpoint.every
         if self._checkpoint is not None and every and self.version % every == 0:
             await self._checkpoint(self.version)
+
+    async def _pause(self) -> None:
+        """The machine is the trainer's. A delivery under way ends first: answers that it waits for could not end."""
+        await self._signal.until(lambda: not self._delivering)
+        self._paused = True
+        await self._fleet.pause()
+
+    async def _resume(self) -> None:
+        """The machine is the workers'."""
+        await self._fleet.resume()
+        self._paused = False
+        self._signal.notify()
 
     async def _train_batch(self, batch: Batch) -> StepResult:
         """Have the trainer make a step of `batch`, and account for it, whatever happens to the run meanwhile: if it is
@@ -329,22 +327,28 @@ class Controller:
         """Bring the newest version to the fleet; a newer one supersedes an older. An evaluation runs between two
         deliveries, and so sees a single version."""
         while True:
+            await self._signal.until(
+                lambda: not self._paused and (self._evaluation_due() or self._undelivered() is not None)
+            )
+            self._delivering = True
             if self._evaluation_due():
                 await self._run_evaluation()
-            await self._signal.until(lambda: self._undelivered() is not None)
-            if (weights := self._undelivered()) is None:
-                continue
-            started = self._now()
-            self._observer.activity("workers", f"taking version {weights.version}")
-            interrupted = await self._fleet.update(weights, self._settings.rollout.interrupt)
-            self.gate.serve(weights.version)
+            if (weights := self._undelivered()) is not None:
+                await self._deliver_weights(weights)
+            self._delivering = False
             self._signal.notify()
-            seconds = self._now() - started
-            self._latest["time/weight_sync"] = seconds
-            self._observer.activity("workers", f"generating with version {weights.version}")
-            self._observer.span(
-                "weights", f"version {weights.version}", started, started + seconds, interrupted=interrupted
-            )
+
+    async def _deliver_weights(self, weights: WeightFile) -> None:
+        started = self._now()
+        self._observer.activity("workers", f"taking version {weights.version}")
+        interrupted = await self._fleet.update(weights, self._settings.rollout.interrupt)
+        self.gate.serve(weights.version)
+        seconds = self._now() - started
+        self._latest["time/weight_sync"] = seconds
+        self._observer.activity("workers", f"generating with version {weights.version}")
+        self._observer.span(
+            "weights", f"version {weights.version}", started, started + seconds, interrupted=interrupted
+        )
 
     def _undelivered(self) -> WeightFile | None:
         newest = self._newest
@@ -366,7 +370,6 @@ class Controller:
         self._evaluation = metrics
         shown = ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
         self._observer.note(f"evaluation of version {served}: {shown}")
-        self._signal.notify()
 
     def _settled(self) -> bool:
         """The last version is served and evaluated."""

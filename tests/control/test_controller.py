@@ -179,6 +179,22 @@ def test_colocated_never_generates_while_it_trains(eta):
     assert max(world.staleness()) <= eta
 
 
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_colocated_weights_are_not_delivered_to_workers_that_stand_still(seed):
+    world = play(
+        seed=seed,
+        eta=3,
+        placement="colocated",
+        interrupt="finish",
+        update_seconds=0.2,
+        train_seconds=0.05,
+        evaluate_every=7,
+    )
+    assert world.controller.version == 20
+    assert all(seen == {version} for version, seen in world.evaluated)
+
+
 def test_the_same_seed_gives_the_same_run():
     def fingerprint() -> list[list[int]]:
         return [[g.id for g in b.groups] for b in play(seed=7, steps=30).trainer.batches]

@@ -101,6 +101,7 @@ class Engine:
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
         await asyncio.sleep(self.update_seconds * self.rng.uniform(0.5, 1.5))
+        assert self._running.is_set() or interrupt != "finish"  # the answers it waits for could not end
         self.version = weights.version
         self.served.append(weights.version)
         return WeightUpdate(version=weights.version, interrupted=self.active, seconds=0.0)
@@ -233,6 +234,7 @@ class World:
         length: Callable[[random.Random], int] = heavy_tail,
         verdict: Callable[[Prompt], float | None] = lambda _: 1.0,
         evaluate_every: int = 0,
+        interrupt: str = "recompute",
     ) -> None:
         rng = random.Random(seed)
         self.settings = Settings.model_validate(
@@ -242,7 +244,7 @@ class World:
                 "seed": seed,
                 "model": {"path": "unused"},
                 "data": {"train": "unused"},
-                "rollout": {"group_size": group_size, "workers": workers},
+                "rollout": {"group_size": group_size, "workers": workers, "interrupt": interrupt},
                 "control": {
                     "batch_size": batch_size,
                     "max_staleness": eta,
