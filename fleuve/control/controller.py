@@ -12,6 +12,7 @@ that the simulator drives this very code on virtual time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -23,6 +24,7 @@ from fleuve.contracts import (
     RolloutError,
     RunError,
     Trainer,
+    TrainerError,
     Workflow,
 )
 from fleuve.control.batching import next_batch
@@ -281,7 +283,8 @@ class Controller:
             result = await asyncio.shield(step)
         except asyncio.CancelledError:
             if not step.done():
-                await self._trainer.interrupt()
+                with contextlib.suppress(TrainerError):  # a trainer that is gone: the step itself says so
+                    await self._trainer.interrupt()
             self._account(batch, await step)
             raise
         self._account(batch, result)

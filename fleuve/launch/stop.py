@@ -23,6 +23,7 @@ class Stop:
 
     def __init__(self, main: asyncio.Task[int]) -> None:
         self.asked = False
+        self.at_once = False
         self._main = main
         self._controller: Controller | None = None
         self._trainer: Trainer | None = None
@@ -38,6 +39,7 @@ class Stop:
         """The signal handler."""
         again, self.asked = self.asked, True
         if again or self._controller is None:
+            self.at_once = True
             for child in self._children:
                 child.kill()
             self._main.cancel()

@@ -86,6 +86,10 @@ async def _train(settings: Settings) -> int:
     except asyncio.CancelledError:
         if not stop.asked:
             raise
+    except Exception as error:
+        # At once means that the processes were killed: what their lost connections say of it is no news.
+        if not (stop.at_once and isinstance(_reason(error), EXPECTED)):
+            raise
     finally:
         run.release()
     return INTERRUPTED if stop.asked else 0
@@ -142,7 +146,7 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
         except Exception:
             await stop.run_has_ended()
             # What was trained is kept, if a trainer holds it. The error told is the one that ended the run.
-            if system.children[0].alive and controller.version > 0:
+            if system.children[0].alive and controller.version > 0 and not stop.at_once:
                 observer.note(f"failed at version {controller.version}; saving")
                 try:
                     async with asyncio.timeout(RESCUE):

@@ -144,7 +144,7 @@ async def test_no_request_holds_up_the_others(client: Client) -> None:
         slowest = max(slowest, time.monotonic() - asked)
         await asyncio.sleep(0.005)
     assert await asking == [200, 200, 400, 400, 400, 400]
-    assert slowest < 1.0
+    assert slowest < 5.0  # 0.3 s on a quiet machine; one of these held the server up for 15 s and more
 
 
 @pytest.mark.parametrize("path", ["/generate", "/update_weights", "/v1/completions"])
