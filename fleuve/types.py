@@ -60,6 +60,22 @@ class Completion(msgspec.Struct, kw_only=True):
     interruptions: int = 0
 
 
+class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of an engine's `POST /update_weights`: a `WeightFile`, and what becomes of the answers in flight."""
+
+    version: int
+    path: str
+    bytes: int
+    checksum: str
+    interrupt: Interrupt = "recompute"
+
+
+class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of an engine's `POST /abort`."""
+
+    request_ids: list[str]
+
+
 class WeightUpdate(msgspec.Struct, kw_only=True):
     """An engine's reply to `update_weights`: after it, no token of an older version is sampled."""
 

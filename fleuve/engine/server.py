@@ -22,7 +22,7 @@ from fleuve.engine.options import EngineOptions
 from fleuve.engine.parameters import WeightsMismatchError
 from fleuve.engine.service import Service, context_of, open_engine
 from fleuve.errors import UserError
-from fleuve.types import GenerationRequest, Interrupt, WeightFile, decode, encode, to_json
+from fleuve.types import AbortRequest, GenerationRequest, UpdateRequest, WeightFile, decode, encode, to_json
 from fleuve.weights.store import WeightError
 
 MSGPACK = "application/msgpack"
@@ -33,22 +33,6 @@ SWITCH_INTERVAL = 0.0005  # seconds; Python's 5 ms would let a busy server hold 
 STOP_SECONDS = 0.5  # that the step in progress has to end in when the server is told to stop
 
 T = TypeVar("T")
-
-
-class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of `POST /update_weights`: a `WeightFile`, and what becomes of the answers in flight."""
-
-    version: int
-    path: str
-    bytes: int
-    checksum: str
-    interrupt: Interrupt = "recompute"
-
-
-class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of `POST /abort`."""
-
-    request_ids: list[str]
 
 
 async def _read(request: web.Request, kind: type[T]) -> T:

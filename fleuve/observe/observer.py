@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fleuve.config.settings import Settings
@@ -46,12 +46,7 @@ class RunObserver:
         with _disk_errors_named(self._run):
             if self._settings.observe.rollouts:
                 write_rollouts(self._run.rollout_file(int(metrics["step"])), batch)
-            self.record(metrics)
-
-    def record(self, metrics: Mapping[str, float]) -> None:
-        """Metrics without a batch, such as an evaluation after the last step; `step` must be among them."""
-        row = {**metrics, "time/elapsed": self._clock() - self._origin}
-        with _disk_errors_named(self._run):
+            row = {**metrics, "time/elapsed": self._clock() - self._origin}
             self._metrics.write(row)
             if self._tensorboard:
                 self._tensorboard.write(row)

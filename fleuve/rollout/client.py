@@ -10,26 +10,20 @@ import aiohttp
 import msgspec
 
 from fleuve.contracts import RolloutError
-from fleuve.types import Completion, GenerationRequest, Interrupt, WeightFile, WeightUpdate, decode, encode
+from fleuve.types import (
+    AbortRequest,
+    Completion,
+    GenerationRequest,
+    Interrupt,
+    UpdateRequest,
+    WeightFile,
+    WeightUpdate,
+    decode,
+    encode,
+)
 
 T = TypeVar("T")
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
-
-
-class AbortRequest(msgspec.Struct, frozen=True):
-    """Body of `POST /abort`."""
-
-    request_ids: list[str]
-
-
-class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /update_weights`: a weight file and what becomes of the answers in flight."""
-
-    version: int
-    path: str
-    bytes: int
-    checksum: str
-    interrupt: Interrupt
 
 
 class EngineClient:
@@ -70,7 +64,9 @@ class EngineClient:
         return await self._post("/update_weights", body, WeightUpdate, timeout, what)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        await self._post("/abort", AbortRequest(list(request_ids)), dict[str, Any], self._update_timeout, "abort")
+        await self._post(
+            "/abort", AbortRequest(request_ids=list(request_ids)), dict[str, Any], self._update_timeout, "abort"
+        )
 
     async def pause(self) -> None:
         await self._post("/pause", {}, dict[str, Any], self._update_timeout, "pause")

@@ -70,14 +70,14 @@ def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
         observer.count("rollout/running", 4.0, 102.0)
         observer.note("hello")
         observer.step(metrics(1, **{"loss/policy": float("nan")}), batch(0))
-        observer.record({"step": 1, "eval/test/pass@1": 0.5})
+        observer.step(metrics(2, **{"eval/test/pass@1": 0.5}), batch(1))
 
     assert load_settings(run.config) == config
     first, second = read_metrics(run.metrics)
     assert first["reward/solved"] == 0.1
     assert first["loss/policy"] is None
     assert first["time/elapsed"] == 1
-    assert second == {"step": 1, "eval/test/pass@1": 0.5, "time/elapsed": 2}
+    assert second == {**metrics(2, **{"eval/test/pass@1": 0.5}), "time/elapsed": 2}
 
     (line,) = run.rollout_file(1).read_text().splitlines()
     group = json.loads(line)
