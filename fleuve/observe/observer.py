@@ -53,6 +53,8 @@ class RunObserver:
             if self._trace:
                 self._trace.flush()
         self._view.step(row)
+        if skipped := int(metrics.get("loss/skipped_nonfinite", 0)):
+            self.note(f"step {metrics['step']:.0f}: {skipped} updates skipped: the loss or its gradient is not finite")
 
     def span(self, track: str, name: str, start: float, end: float, **args: object) -> None:
         if self._trace:

@@ -61,6 +61,15 @@ def metrics(step: int, **more: float) -> dict[str, float]:
     return {"step": step, "reward/solved": step / 10, "staleness/mean": 1.5, "staleness/max": 2.0, **more}
 
 
+def test_updates_that_are_skipped_for_not_being_finite_are_said_aloud(tmp_path: Path, capsys) -> None:
+    config = settings(tmp_path / "run")
+    run = create_run_directory(config.run_dir, dump_settings(config))
+    with RunObserver(run, config) as observer:
+        observer.step(metrics(1, **{"loss/skipped_nonfinite": 2.0}), batch(0))
+    assert "step 1: 2 updates skipped" in run.log.read_text()
+    assert "step 1: 2 updates skipped" in capsys.readouterr().out
+
+
 def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
     config = settings(tmp_path / "run")
     run = create_run_directory(config.run_dir, dump_settings(config))
