@@ -12,11 +12,9 @@ from fleuve.engine.engine import Engine
 from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.scheduler import Limits
-from fleuve.errors import UserError
-from fleuve.modeling.loading import load_model
+from fleuve.modeling.loading import DTYPES, load_model, pick_device
 from fleuve.modeling.tokenizer import load_tokenizer
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_CONTEXT = 32768  # of a model whose configuration does not say
 
 
@@ -40,11 +38,7 @@ def open_engine(options: EngineOptions) -> Engine:
     """
     if options.threads:
         torch.set_num_threads(options.threads)
-    cuda = torch.cuda.is_available()
-    if options.device == "cuda" and not cuda:
-        raise UserError('device "cuda" is asked for, but torch finds no GPU: use device "cpu" or "auto"')
-    device = "cuda" if cuda and options.device != "cpu" else "cpu"
-    model = load_model(options.model, DTYPES[options.dtype], device)
+    model = load_model(options.model, DTYPES[options.dtype], pick_device(options.device))
     tokenizer = load_tokenizer(options.model)
     tokenizer.encode("")  # the first call may change the tokenizer's settings: before several threads share it
     limits = Limits(options.max_running, options.kv_cache_tokens, options.prefill_tokens, context_of(model))

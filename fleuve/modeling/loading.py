@@ -16,6 +16,20 @@ from fleuve.config.models import resolve_model
 from fleuve.errors import UserError
 from fleuve.modeling.attention import NAME
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def pick_device(wish: str) -> str:
+    """`auto` is CUDA where there is one.
+
+    Raises:
+        UserError: `cuda` is asked for, and there is none.
+    """
+    cuda = torch.cuda.is_available()
+    if wish == "cuda" and not cuda:
+        raise UserError('device "cuda" is asked for, but torch finds no GPU: use device "cpu" or "auto"')
+    return "cuda" if cuda and wish != "cpu" else "cpu"
+
 
 def load_model(path: str, dtype: torch.dtype, device: str = "cpu") -> torch.nn.Module:
     """The decoder in evaluation mode, its attention routed to `fleuve_attention` (see `modeling.attention`).

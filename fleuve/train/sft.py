@@ -19,13 +19,12 @@ from fleuve.config.settings import SftSettings
 from fleuve.data.open import open_demonstrations
 from fleuve.errors import UserError
 from fleuve.modeling.char_tokenizer import build_char_tokenizer
-from fleuve.modeling.loading import build_model, load_model, resolve_model
+from fleuve.modeling.loading import DTYPES, build_model, load_model, pick_device, resolve_model
 from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.train.checkpoint import save_model
 from fleuve.train.microbatch import Sample, make_micro_batches
 from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.policy import Policy
-from fleuve.train.trainer import DTYPES, pick_device
 
 Log = Callable[[dict[str, float]], None]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fleuve.algorithms.advantages import group_relative
 from fleuve.algorithms.losses import LossSums, policy_loss
 from fleuve.config.settings import Settings
-from fleuve.modeling.loading import load_model, resolve_model
+from fleuve.modeling.loading import DTYPES, load_model, pick_device, resolve_model
 from fleuve.train import checkpoint
 from fleuve.train.metrics import StartOfStep, batch_metrics, learnt_tokens
 from fleuve.train.microbatch import Minibatch, make_micro_batches, sample_of
@@ -22,8 +22,6 @@ from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.policy import Policy
 from fleuve.types import Batch, StepResult, WeightFile
 from fleuve.weights.store import WeightStore
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Advantages = list[list[float | None]]
 """`[groups, samples]`, None where an answer has no reward."""
@@ -235,13 +233,6 @@ class Trainer:
         trainer = self.settings.trainer
         warmed = min(1.0, (self.version + 1) / trainer.warmup_steps) if trainer.warmup_steps else 1.0
         return trainer.learning_rate * warmed
-
-
-def pick_device(wish: str) -> str:
-    """`auto` is CUDA where there is one."""
-    if wish == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return wish
 
 
 def split_evenly(count: int, parts: int) -> Iterator[slice]:
