@@ -188,6 +188,11 @@ class Settings(Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     observe: ObserveSettings = ObserveSettings()
 
+    @property
+    def longest_pause(self) -> float:
+        """Seconds for which an answer may stand still: colocated, for as long as the trainer has the machine."""
+        return self.trainer.step_timeout if self.launch.placement == "colocated" else 0.0
+
     @model_validator(mode="after")
     def _minibatches_divide_batch(self) -> Settings:
         batch, minibatches = self.control.batch_size, self.trainer.minibatches

@@ -139,9 +139,7 @@ class Controller:
         """One group's episode, from admission to ready or dropped."""
         admitted_version, admitted_at = self.gate.served_version, self._now()
         settings = self._settings
-        # Colocated, a group stands still while the trainer has the machine.
-        pause = settings.trainer.step_timeout if settings.launch.placement == "colocated" else 0.0
-        limit = settings.control.group_timeout + pause
+        limit = settings.control.group_timeout + settings.longest_pause
         try:
             async with asyncio.timeout(limit), self._fleet.worker(settings.rollout.group_size) as engine:
                 trajectories = await self._workflow.run(engine, prompt, group)
@@ -292,7 +290,8 @@ class Controller:
 
     def _account(self, batch: Batch, result: StepResult) -> None:
         """Trained groups leave the run; the others of the batch are ready again."""
-        left = {group.id: group for group in batch.groups if group.id not in set(result.trained)}
+        trained = set(result.trained)
+        left = {group.id: group for group in batch.groups if group.id not in trained}
         self.gate.put_back(left)
         self._ready.update(left)
         if result.trained:
@@ -306,7 +305,8 @@ class Controller:
         for group, advantages in zip(batch.groups, result.advantages, strict=True):
             for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
                 trajectory.advantage = advantage
-        batch = Batch(version=batch.version, groups=[g for g in batch.groups if g.id in set(result.trained)])
+        trained = set(result.trained)
+        batch = Batch(version=batch.version, groups=[group for group in batch.groups if group.id in trained])
         metrics = {
             "step": float(self.version),
             "policy_version": float(self.version),

@@ -20,12 +20,15 @@ from fleuve.data.open import load_prompts
 from fleuve.errors import UserError
 from fleuve.evaluate.evaluate import EvaluationResult, evaluate
 from fleuve.evaluate.in_run import set_name
+from fleuve.launch.engines import start_engine
 from fleuve.launch.placement import available_cpus
 from fleuve.launch.process import ChildProcess
+from fleuve.modeling.tokenizer import answer_decoder
 from fleuve.rewards.find import check_verifier
 from fleuve.rewards.pool import RewardPool
 from fleuve.rollout.client import EngineClient
-from fleuve.types import Prompt, SamplingParams
+from fleuve.rollout.sampling import sampling_params
+from fleuve.types import Prompt
 
 
 class EvalSettings(Section):
@@ -131,33 +134,11 @@ async def _run(
 ) -> EvaluationResult:
     rollout = settings.rollout
     threads = rollout.threads or len(available_cpus())
-    options = {
-        "model": settings.model,
-        "dtype": rollout.dtype,
-        "device": rollout.device,
-        "threads": threads,
-        "max_running": rollout.max_running,
-        "kv_cache_tokens": rollout.kv_cache_tokens,
-        "prefill_tokens": rollout.prefill_tokens,
-    }
-    sampling = SamplingParams(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=settings.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop=rollout.stop,
-    )
+    sampling = sampling_params(rollout, settings.temperature)
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleuve-eval-")))
         rewards = await stack.enter_async_context(RewardPool(settings.reward, [settings.data.verifier]))
-        engine = await ChildProcess.start(
-            "engine",
-            "fleuve.engine",
-            options,
-            logs / "engine.log",
-            threads=threads,
-            start_timeout=rollout.start_timeout,
-        )
+        engine = await start_engine("engine", settings.model, rollout, logs / "engine.log", threads=threads)
         stack.push_async_callback(engine.stop)
         client = await stack.enter_async_context(
             EngineClient("engine", engine.url, rollout.request_timeout, rollout.update_timeout)
@@ -166,7 +147,7 @@ async def _run(
             evaluate(
                 client.generate,
                 rewards,
-                lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+                answer_decoder(tokenizer),
                 prompts,
                 sampling,
                 samples=settings.samples,

@@ -10,7 +10,7 @@ import msgspec
 
 from fleuve.contracts import Rewarder, RolloutError
 from fleuve.evaluate.statistics import mean_with_interval, pass_at_k, powers_of_two
-from fleuve.rollout.workflow import answer_seed
+from fleuve.rollout.sampling import answer_seed
 from fleuve.types import Completion, FinishReason, GenerationRequest, Prompt, SamplingParams
 
 SOLVED = 0.5

@@ -12,7 +12,9 @@ from fleuve.contracts import Rewarder
 from fleuve.control.fleet import Fleet
 from fleuve.data.open import PROCEDURAL, load_prompts
 from fleuve.evaluate.evaluate import evaluate
-from fleuve.types import Completion, GenerationRequest, SamplingParams
+from fleuve.modeling.tokenizer import answer_decoder
+from fleuve.rollout.sampling import sampling_params
+from fleuve.types import Completion, GenerationRequest
 
 
 def in_run_evaluation(
@@ -30,13 +32,7 @@ def in_run_evaluation(
     prompts = load_prompts(spec, settings.data, tokenizer, how.problems)
     name = set_name(spec)
     rollout = settings.rollout
-    sampling = SamplingParams(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=how.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop=rollout.stop,
-    )
+    sampling = sampling_params(rollout, how.temperature)
 
     async def generate(request: GenerationRequest) -> Completion:
         async with fleet.worker(1) as engine:
@@ -46,7 +42,7 @@ def in_run_evaluation(
         result = await evaluate(
             generate,
             rewarder,
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            answer_decoder(tokenizer),
             prompts,
             sampling,
             samples=how.samples,

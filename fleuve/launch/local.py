@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleuve.config.settings import Settings
+from fleuve.launch.engines import start_engine
 from fleuve.launch.placement import available_cpus, place
 from fleuve.launch.process import ChildProcess, stop_all
 from fleuve.rollout.client import EngineClient
@@ -73,37 +74,25 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
         ]
         for index, spot in enumerate(places.workers):
             name = f"worker-{index}"
-            options = {
-                "model": settings.model.path,
-                "dtype": rollout.dtype,
-                "device": rollout.device,
-                "threads": spot.threads,
-                "max_running": rollout.max_running,
-                "kv_cache_tokens": rollout.kv_cache_tokens,
-                "prefill_tokens": rollout.prefill_tokens,
-                "name": name,
-            }
             starting.append(
                 asyncio.create_task(
-                    ChildProcess.start(
+                    start_engine(
                         name,
-                        "fleuve.engine",
-                        options,
+                        settings.model.path,
+                        rollout,
                         logs / f"{name}.log",
-                        cpus=spot.cpus,
                         threads=spot.threads,
-                        start_timeout=rollout.start_timeout,
+                        cpus=spot.cpus,
                     )
                 )
             )
         children = await _all_or_none(starting)
         stack.push_async_callback(stop_all, children)
         trainer = await stack.enter_async_context(TrainerClient(children[0].url, settings.trainer.step_timeout))
-        # Colocated, a request may stand still for as long as the trainer has the machine.
-        pause = settings.trainer.step_timeout if settings.launch.placement == "colocated" else 0.0
+        request_timeout = rollout.request_timeout + settings.longest_pause
         engines = [
             await stack.enter_async_context(
-                EngineClient(child.name, child.url, rollout.request_timeout + pause, rollout.update_timeout)
+                EngineClient(child.name, child.url, request_timeout, rollout.update_timeout)
             )
             for child in children[1:]
         ]

@@ -20,7 +20,7 @@ from fleuve.launch.checkpoints import Checkpoints
 from fleuve.launch.local import System, start
 from fleuve.launch.process import ChildError
 from fleuve.launch.stop import Stop
-from fleuve.modeling.tokenizer import load_tokenizer
+from fleuve.modeling.tokenizer import answer_decoder, load_tokenizer
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.rundir import RunDirectory, create_run_directory
@@ -121,7 +121,7 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
         workflow = SingleTurn(
             settings.rollout,
             settings.seed,
-            lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True)),
+            answer_decoder(tokenizer),
             rewards,
         )
         checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +43,8 @@ def _load(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(directory))
+
+
+def answer_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Token ids of an answer to the text that verifiers and people read: without special tokens."""
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True))

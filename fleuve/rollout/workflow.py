@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from fleuve.config.settings import RolloutSettings
 from fleuve.contracts import Rewarder, RolloutEngine, RolloutError
-from fleuve.types import GenerationRequest, Prompt, SamplingParams, Trajectory
-
-
-def answer_seed(run_seed: int, prompt_id: str, sample: int) -> int:
-    """The sampling seed of one answer: a function of the run, the prompt and the answer's number alone, so that a
-    prompt that is served again gets the same random numbers, whatever else happened."""
-    digest = hashlib.blake2b(f"{run_seed}/{prompt_id}/{sample}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+from fleuve.rollout.sampling import answer_seed, sampling_params
+from fleuve.types import GenerationRequest, Prompt, Trajectory
 
 
 class SingleTurn:
@@ -51,14 +44,7 @@ class SingleTurn:
             GenerationRequest(
                 request_id=f"{group}/{sample}",
                 input_ids=prompt.input_ids,
-                sampling=SamplingParams(
-                    max_new_tokens=settings.max_new_tokens,
-                    temperature=settings.temperature,
-                    top_p=settings.top_p,
-                    top_k=settings.top_k,
-                    stop=settings.stop,
-                    seed=answer_seed(self._seed, prompt.id, sample),
-                ),
+                sampling=sampling_params(settings, settings.temperature, answer_seed(self._seed, prompt.id, sample)),
             )
         )
         if completion.finish_reason == "abort":
