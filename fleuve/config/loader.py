@@ -15,10 +15,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fleuve.config.nearest import did_you_mean, nearest, nearest_path
-from fleuve.config.settings import Settings, SftSettings
+from fleuve.config.settings import AlgorithmSettings, Settings, SftSettings
 from fleuve.errors import UserError
 
 S = TypeVar("S", bound=BaseModel)
+
+PRESET = "algorithm.preset"
 
 _TYPES = {
     "int_type": "a whole number",
@@ -137,6 +139,8 @@ def settings_from(model: type[S], values: dict[str, Any], words: Sequence[str], 
         UserError: one line a mistake.
     """
     overrides = parse_overrides(words, model)
+    if PRESET in overrides:
+        _forget_preset(values)
     for key, value in overrides.items():
         _put(values, key, value)
     try:
@@ -144,6 +148,19 @@ def settings_from(model: type[S], values: dict[str, Any], words: Sequence[str], 
     except ValidationError as error:
         lines = [line for detail in error.errors() for line in _explain(detail, model, origin, overrides)]
         raise UserError("\n".join(dict.fromkeys(lines))) from None
+
+
+def _forget_preset(values: dict[str, Any]) -> None:
+    """Take out of `[algorithm]` what is there only because its own preset says so. Another preset, chosen by a flag, can
+    then take effect even on the resolved settings of a run, in which every value is written."""
+    table = values.get("algorithm")
+    if not isinstance(table, dict):
+        return
+    try:
+        implied = AlgorithmSettings.model_validate({"preset": table.get("preset", "grpo")}).model_dump()
+    except ValidationError:
+        return
+    values["algorithm"] = {key: value for key, value in table.items() if key not in implied or value != implied[key]}
 
 
 def _load(model: type[S], path: Path, words: Sequence[str]) -> S:

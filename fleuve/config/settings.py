@@ -6,9 +6,11 @@ what needs a look at the disk (models, data, context lengths) is `preflight.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fleuve.config.presets import PRESETS, Preset
 
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -98,15 +100,79 @@ class TrainerSettings(Section):
 
 
 class AlgorithmSettings(Section):
-    """Advantages and the loss of the design's section 4.4."""
+    """Advantages, the loss, and what is done about data of older policies: `fleuve.algorithms` has the formulas.
 
-    preset: Literal["grpo"] = "grpo"
-    proximal: Literal["recompute", "behaviour"] = "recompute"
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    A preset fills in what is not given (see `presets`).
+    """
+
+    preset: Preset = "grpo"
+
+    baseline: Literal["group", "leave_one_out", "none", "critic"] = "group"
+    normalise: Literal["group", "batch", "none"] = "group"
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    objective: Literal["ppo", "gspo", "cispo", "sapo", "policy_gradient"] = "ppo"
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    cap: Literal["mask", "clamp", "none"] = "mask"
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    tau_positive: Annotated[float, Field(gt=0)] = 1.0
+    tau_negative: Annotated[float, Field(gt=0)] = 1.05
+    aggregation: Literal["token_mean", "answer_mean", "constant"] = "token_mean"
+    horizon: Positive | None = None
+
+    proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
+    cap: Literal["mask", "clamp", "second_moment", "none"] = "mask"
+    cap_level: Literal["token", "answer"] = "token"
     cap_value: Annotated[float, Field(gt=1)] = 5.0
-    normalise_advantages: bool = True
+    cap_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    second_moment_budget: Annotated[float, Field(gt=0)] = 0.04
+
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    reference: str | None = None
+    entropy_coefficient: float = 0.0
+
+    dynamic_sampling: bool = False
+    truncated: Literal["keep", "exclude"] = "keep"
+    overlong_buffer: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
+    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    reward_clip: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("preset", ""), str):
+            return given
+        return {**PRESETS.get(given.get("preset", "grpo"), {}), **given}
+
+    @model_validator(mode="after")
+    def _second_moment_needs_the_proximal(self) -> AlgorithmSettings:
+        if self.cap == "second_moment" and self.proximal != "recompute":
+            raise ValueError(
+                f'algorithm.cap = "second_moment" looks at a whole minibatch\'s weights before it begins, which needs '
+                f'algorithm.proximal = "recompute", not "{self.proximal}"'
+            )
+        return self
+
+    @property
+    def regularised(self) -> bool:
+        """Whether an answer without any advantage has a gradient all the same."""
+        return self.entropy_coefficient != 0 or (self.kl_coefficient > 0 and self.kl_in == "loss")
+
+
+class CriticSettings(Section):
+    """The value model of `algorithm.baseline = "critic"`: on a backbone of its own, or on the policy's (`shared`).
+    `coefficient` is the value loss's share in a shared backbone; in the first `warmup_steps` only the critic learns."""
+
+    backbone: Literal["own", "shared"] = "own"
+    path: str | None = None
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    clip: Annotated[float, Field(gt=0)] | None = 0.2
+    coefficient: Annotated[float, Field(gt=0)] = 0.1
+    warmup_steps: NonNegative = 0
 
 
 class RewardSettings(Section):
@@ -181,6 +247,7 @@ class Settings(Section):
     control: ControlSettings = ControlSettings()
     trainer: TrainerSettings = TrainerSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
+    critic: CriticSettings = CriticSettings()
     reward: RewardSettings = RewardSettings()
     weights: WeightsSettings = WeightsSettings()
     launch: LaunchSettings = LaunchSettings()

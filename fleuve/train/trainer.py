@@ -105,7 +105,7 @@ class Trainer:
         self.version = checkpoint.load(path, self.optimizer)
 
     def _advantages(self, batch: Batch) -> Advantages:
-        normalise = self.settings.algorithm.normalise_advantages
+        normalise = self.settings.algorithm.normalise == "group"
         return [group_relative([t.reward for t in group.trajectories], normalise) for group in batch.groups]
 
     def _minibatches(self, batch: Batch, advantages: Advantages) -> list[Minibatch]:
