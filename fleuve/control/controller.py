@@ -28,11 +28,13 @@ from fleuve.contracts import (
     Workflow,
 )
 from fleuve.control.batching import next_batch
+from fleuve.control.dynamic_sampling import DynamicSampling
 from fleuve.control.failures import Failures
 from fleuve.control.fleet import Fleet
 from fleuve.control.gate import Gate, State
+from fleuve.control.reporting import Reporter
 from fleuve.control.signal import Signal
-from fleuve.control.summary import rollout_metrics
+from fleuve.control.verdicts import exclude_nonfinite
 from fleuve.types import Batch, Group, Prompt, StepResult, WeightFile
 
 Evaluation = Callable[[int], Awaitable[dict[str, float]]]
@@ -77,8 +79,8 @@ class Controller:
         self._delivering = False  # an evaluation or a delivery is using the workers
         self._paused = False  # colocated: the trainer has the machine
         self._failures = Failures()
-        self._latest: dict[str, float] = {}  # shown with every step until there is a newer value
-        self._evaluation: dict[str, float] = {}  # shown once, with the next step
+        self._dynamic_sampling = DynamicSampling(settings.control.batch_size)
+        self._reporter = Reporter(observer, self.gate)
         self._last_step_at = 0.0
 
     # --- the life of a run ------------------------------------------------------------------------------------------
@@ -148,6 +150,7 @@ class Controller:
         except RolloutError as error:
             self._fail(group, "rollout failed", str(error))
         else:
+            exclude_nonfinite(trajectories)
             if all(t.reward is None for t in trajectories):
                 self._fail(group, "no verdict", trajectories[0].excluded)
             else:
@@ -163,14 +166,25 @@ class Controller:
                 )
 
     def _finish(self, group: Group) -> None:
+        """Running → ready; or dropped, if dynamic sampling replaces it.
+
+        Raises:
+            RunError: there is no end of groups to be replaced.
+        """
         if group.id not in self._running:
             return  # dropped as overdue in this very turn of the loop
         self._failures.succeeded(group.prompt.id)
+        times = group.admitted_at, group.finished_at
+        self._observer.span("group", group.prompt.id, *times, group=group.id, version=group.admitted_version)
+        rewards = [t.reward for t in group.trajectories if t.reward is not None]
+        self._reporter.finished(rewards)
+        if self._settings.algorithm.dynamic_sampling and not self._dynamic_sampling.keep(rewards):
+            # Not given back: it would be served again at once. It comes again with the next pass over the data.
+            self._drop(group.id, "no signal", again=False)
+            return
         self.gate.finish(group.id, group.oldest_version)
         self._ready[group.id] = group
         del self._running[group.id]
-        times = group.admitted_at, group.finished_at
-        self._observer.span("group", group.prompt.id, *times, group=group.id, version=group.admitted_version)
         self._signal.notify()
 
     def _fail(self, group: int, reason: str, detail: str) -> None:
@@ -256,7 +270,7 @@ class Controller:
         if self.version == self._settings.steps:
             # The last step is reported once its weights are served and evaluated.
             await self._signal.until(lambda: self._stopping or self._settled())
-        self._report(batch, result, times)
+        self._reporter.step(batch, result, times)
         every = self._settings.checkpoint.every
         if self._checkpoint is not None and every and self.version % every == 0:
             await self._checkpoint(self.version)
@@ -300,30 +314,6 @@ class Controller:
             for group in result.trained:
                 del self._prompts[group]
 
-    def _report(self, batch: Batch, result: StepResult, times: dict[str, float]) -> None:
-        """Fill in the advantages and hand the step's metrics and what it trained to the observer."""
-        for group, advantages in zip(batch.groups, result.advantages, strict=True):
-            for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-                trajectory.advantage = advantage
-        trained = set(result.trained)
-        batch = Batch(version=batch.version, groups=[group for group in batch.groups if group.id in trained])
-        metrics = {
-            "step": float(self.version),
-            "policy_version": float(self.version),
-            **result.metrics,
-            **rollout_metrics(batch),
-            "rollout/running": float(self.gate.count(State.RUNNING)),
-            "rollout/ready": float(self.gate.count(State.READY)),
-            "groups/dropped": float(self.gate.dropped.total()),
-            **{f"groups/dropped/{reason.replace(' ', '_')}": float(n) for reason, n in self.gate.dropped.items()},
-            **times,
-            "throughput/trained_tokens_per_second": result.metrics["tokens/trained"] / max(times["time/step"], 1e-9),
-            **self._latest,
-            **self._evaluation,
-        }
-        self._evaluation = {}
-        self._observer.step(metrics, batch)
-
     # --- deliver ----------------------------------------------------------------------------------------------------
 
     async def _deliver(self) -> None:
@@ -347,7 +337,7 @@ class Controller:
         interrupted = await self._fleet.update(weights, self._settings.rollout.interrupt)
         self.gate.serve(weights.version)
         seconds = self._now() - started
-        self._latest["time/weight_sync"] = seconds
+        self._reporter.latest["time/weight_sync"] = seconds
         self._observer.activity("workers", f"generating with version {weights.version}")
         self._observer.span(
             "weights", f"version {weights.version}", started, started + seconds, interrupted=interrupted
@@ -370,7 +360,7 @@ class Controller:
         served = self._fleet.served_version
         metrics = await self._evaluate(served)
         self._evaluated_version = served
-        self._evaluation = metrics
+        self._reporter.once = metrics
         shown = ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
         self._observer.note(f"evaluation of version {served}: {shown}")
 
@@ -386,7 +376,7 @@ class Controller:
         while True:
             counters = await self._fleet.metrics()
             now, generated = self._now(), counters["tokens_generated"]
-            self._latest["tokens/generated"] = generated
+            self._reporter.latest["tokens/generated"] = generated
             self._observer.count("throughput/generated_tokens_per_second", generated - before, now)
             self._observer.count("rollout/running", self.gate.count(State.RUNNING), now)
             self._observer.count("rollout/ready", self.gate.count(State.READY), now)

@@ -1,0 +1,55 @@
+"""Dynamic sampling: groups that teach nothing are replaced by others, so that every batch is full of signal.
+
+Group-relative advantages are all zero where all answers to a prompt score alike: such a group takes a place in the
+batch and adds nothing to the gradient. Source: Yu et al. 2025 (DAPO, arXiv 2503.14476), section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleuve.contracts import RunError
+
+BATCHES = 10
+"""Batches' worth of groups in a row without signal after which there is no hope that others follow."""
+
+
+def has_signal(rewards: Sequence[float]) -> bool:
+    """Whether a group can teach anything: two of its rewarded answers (`rewards`, raw) score differently."""
+    return len(rewards) > 1 and min(rewards) != max(rewards)
+
+
+class DynamicSampling:
+    """Which finished groups are kept, and when to give up. A pure state machine."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.limit = BATCHES * batch_size
+        self._without_signal: list[Sequence[float]] = []  # of the groups since the last that had a signal
+
+    def keep(self, rewards: Sequence[float]) -> bool:
+        """Whether the group whose rewarded answers scored `rewards` is to be trained; False: replace it.
+
+        Raises:
+            RunError: it is the `limit`-th in a row to be replaced.
+        """
+        if has_signal(rewards):
+            self._without_signal.clear()
+            return True
+        self._without_signal.append(rewards)
+        if len(self._without_signal) >= self.limit:
+            raise RunError(self._what_was_seen())
+        return False
+
+    def _what_was_seen(self) -> str:
+        """And what can be done about it; one line."""
+        groups = self._without_signal
+        rewards = [reward for group in groups for reward in group] or [0.0]
+        low, high, mean = min(rewards), max(rewards), sum(rewards) / len(rewards)
+        scores = f"every answer scored {low:g}" if low == high else f"mean {mean:.3g}, from {low:g} to {high:g}"
+        small = sum(len(group) < 2 for group in groups)
+        few = f"; {small} of them had fewer than two answers with a reward" if small else ""
+        return (
+            f"{len(groups)} groups in a row had no signal: all answers to a prompt had one reward ({scores}{few}), "
+            "and algorithm.dynamic_sampling drops such groups; give it easier problems if none are solved, harder ones "
+            "if all are, a larger rollout.group_size, or set algorithm.dynamic_sampling = false"
+        )
