@@ -31,7 +31,7 @@ def token_logprobs(
         targets: `[tokens]`, int64.
         temperature: divides the logits, as it did when the tokens were sampled.
         chunk: the most tokens whose logits exist at once.
-        entropy: compute each distribution's entropy too (nats, without gradient).
+        entropy: compute each distribution's entropy too (nats); its gradient costs nothing unless it is used.
 
     Returns:
         The log-probabilities `[tokens]`, and the entropies `[tokens]` or None.
@@ -46,7 +46,10 @@ def _scores(logits: Tensor, temperature: float) -> Tensor:
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """d logprob / d scores = onehot(target) − softmax(scores), from each chunk's recomputed logits."""
+    """From each chunk's recomputed logits, with p = softmax(scores):
+
+    d logprob / d scores_j = [j = target] − p_j,    d entropy / d scores_j = − p_j (log p_j + entropy).
+    """
 
     @staticmethod
     def forward(
@@ -62,27 +65,34 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 probabilities = (scores - normaliser[:, None]).exp_()
                 entropies.append(normaliser - torch.linalg.vecdot(probabilities, scores))
         ctx.head, ctx.temperature, ctx.chunk = head, temperature, chunk
-        ctx.save_for_backward(hidden, targets, torch.cat(normalisers))
+        ctx.set_materialize_grads(False)  # an output that nobody used has the gradient None, not zeros
         all_entropies = torch.cat(entropies) if entropy else None
-        if all_entropies is not None:
-            ctx.mark_non_differentiable(all_entropies)
+        ctx.save_for_backward(hidden, targets, torch.cat(normalisers), all_entropies)
         return torch.cat(logprobs), all_entropies
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        hidden, targets, normalisers = ctx.saved_tensors
-        pieces = []
-        parts = (x.split(ctx.chunk) for x in (hidden, targets, normalisers, grads[0]))
-        for h, t, normaliser, grad in zip(*parts, strict=True):
-            h = h.detach().requires_grad_()
+        hidden, targets, normalisers, entropies = ctx.saved_tensors
+        logprob_grad, entropy_grad = grads
+        if logprob_grad is None:
+            logprob_grad = torch.zeros_like(normalisers)
+        hidden_grad = torch.empty_like(hidden)
+        for start in range(0, len(targets), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            grad = logprob_grad[part, None]
+            h = hidden[part].detach().requires_grad_()
             with torch.enable_grad():
                 logits = ctx.head(h)
-            scores = _scores(logits.detach(), ctx.temperature)
             # Not in place from the start: a head may need its own output again (tanh of a soft cap does).
-            d = (scores - normaliser[:, None]).exp_().mul_(-grad[:, None])
-            d.scatter_add_(-1, t[:, None], grad[:, None])
+            d = _scores(logits.detach(), ctx.temperature) - normalisers[part, None]
+            if entropy_grad is None:
+                d.exp_().mul_(-grad)
+            else:
+                factor = (d + entropies[part, None]).mul_(entropy_grad[part, None]).add_(grad)
+                d.exp_().mul_(factor.neg_())
+            d.scatter_add_(-1, targets[part, None], grad)
             if ctx.temperature != 1.0:
                 d /= ctx.temperature
             torch.autograd.backward(logits, d.to(logits.dtype))
-            pieces.append(h.grad)
-        return None, torch.cat(pieces), None, None, None, None
+            hidden_grad[part] = h.grad
+        return None, hidden_grad, None, None, None, None

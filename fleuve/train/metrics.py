@@ -60,7 +60,7 @@ class StartOfStep:
     def add(self, micro_batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
         """All `[targets]`."""
         if entropies is not None:
-            self._entropy += float(entropies.sum())
+            self._entropy += float(entropies.detach().sum())
             self._tokens += len(entropies)
         same = micro_batch.versions == self.version
         self._mismatch += float(((logprobs.detach() - micro_batch.behaviour).abs() * same).sum())

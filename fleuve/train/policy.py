@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,15 @@ from fleuve.modeling.forward import hidden_states, logits
 from fleuve.train.attention import PackedAttention
 from fleuve.train.logprobs import token_logprobs
 from fleuve.train.microbatch import MicroBatch
+
+
+class PolicyOutput(NamedTuple):
+    """What one forward pass gives of a micro-batch's learnt tokens, all with gradient: `logprobs` and `entropies`
+    `[targets]` (None if not asked for), and `hidden` `[targets, hidden]`, the states that they were predicted from."""
+
+    logprobs: Tensor
+    entropies: Tensor | None
+    hidden: Tensor
 
 
 class Policy:
@@ -31,16 +40,31 @@ class Policy:
         self.temperature = temperature
         self.chunk = chunk
         if activation_checkpointing:
-            _checkpoint_layers(model)
+            checkpoint_layers(model)
+
+    def hidden(self, m: MicroBatch) -> Tensor:
+        """The states that the learnt tokens are predicted from, with gradient: `[targets, hidden]`."""
+        return states_before_targets(self.model, m)
+
+    def outputs(self, m: MicroBatch, entropy: bool = False) -> PolicyOutput:
+        """Everything that one forward pass gives; entropies only if asked for."""
+        hidden = self.hidden(m)
+        head = partial(logits, self.model)
+        logprobs, entropies = token_logprobs(head, hidden, m.targets, self.temperature, self.chunk, entropy)
+        return PolicyOutput(logprobs, entropies, hidden)
 
     def logprobs(self, m: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities with gradient, and entropies if asked for; both `[targets]`."""
-        hidden = hidden_states(self.model, m.input_ids, m.position_ids, PackedAttention(m.lengths))
-        head = partial(logits, self.model)
-        return token_logprobs(head, hidden.index_select(0, m.rows), m.targets, self.temperature, self.chunk, entropy)
+        """`outputs` without the hidden states."""
+        output = self.outputs(m, entropy)
+        return output.logprobs, output.entropies
 
 
-def _checkpoint_layers(model: torch.nn.Module) -> None:
+def states_before_targets(model: torch.nn.Module, m: MicroBatch) -> Tensor:
+    """`m` through the layers of `model`; the rows `[targets, hidden]` that its learnt tokens are predicted from."""
+    return hidden_states(model, m.input_ids, m.position_ids, PackedAttention(m.lengths)).index_select(0, m.rows)
+
+
+def checkpoint_layers(model: torch.nn.Module) -> None:
     """transformers recomputes layers only in training mode; nothing else may change with it, so dropout goes to 0."""
     enable: Any = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
