@@ -28,7 +28,7 @@ from fleuve.contracts import (
     Workflow,
 )
 from fleuve.control.batching import next_batch
-from fleuve.control.dynamic_sampling import DynamicSampling
+from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures
 from fleuve.control.fleet import Fleet
 from fleuve.control.gate import Gate, State
@@ -176,9 +176,10 @@ class Controller:
         self._failures.succeeded(group.prompt.id)
         times = group.admitted_at, group.finished_at
         self._observer.span("group", group.prompt.id, *times, group=group.id, version=group.admitted_version)
-        rewards = [t.reward for t in group.trajectories if t.reward is not None]
-        self._reporter.finished(rewards)
-        if self._settings.algorithm.dynamic_sampling and not self._dynamic_sampling.keep(rewards):
+        algorithm = self._settings.algorithm
+        rewards = compared(group, algorithm.truncated)
+        self._reporter.finished(group, has_signal(rewards))
+        if algorithm.dynamic_sampling and not self._dynamic_sampling.keep(rewards):
             # Not given back: it would be served again at once. It comes again with the next pass over the data.
             self._drop(group.id, "no signal", again=False)
             return

@@ -7,15 +7,27 @@ batch and adds nothing to the gradient. Source: Yu et al. 2025 (DAPO, arXiv 2503
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from fleuve.contracts import RunError
+from fleuve.types import Group
 
 BATCHES = 10
 """Batches' worth of groups in a row without signal after which there is no hope that others follow."""
 
 
+def compared(group: Group, truncated: Literal["keep", "exclude"]) -> list[float]:
+    """The raw rewards of the answers that are compared with each other: those with a verdict and, if answers that ran
+    into the limit are excluded from training (`algorithm.truncated`), with an end."""
+    return [
+        t.reward
+        for t in group.trajectories
+        if t.reward is not None and not (truncated == "exclude" and t.finish_reason == "length")
+    ]
+
+
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group can teach anything: two of its rewarded answers (`rewards`, raw) score differently."""
+    """Whether a group can teach anything: two of the `compared` rewards differ."""
     return len(rewards) > 1 and min(rewards) != max(rewards)
 
 
@@ -27,7 +39,7 @@ class DynamicSampling:
         self._without_signal: list[Sequence[float]] = []  # of the groups since the last that had a signal
 
     def keep(self, rewards: Sequence[float]) -> bool:
-        """Whether the group whose rewarded answers scored `rewards` is to be trained; False: replace it.
+        """Whether the group of these `compared` rewards is to be trained; False: replace it.
 
         Raises:
             RunError: it is the `limit`-th in a row to be replaced.
@@ -43,11 +55,14 @@ class DynamicSampling:
     def _what_was_seen(self) -> str:
         """And what can be done about it; one line."""
         groups = self._without_signal
-        rewards = [reward for group in groups for reward in group] or [0.0]
-        low, high, mean = min(rewards), max(rewards), sum(rewards) / len(rewards)
-        scores = f"every answer scored {low:g}" if low == high else f"mean {mean:.3g}, from {low:g} to {high:g}"
+        rewards = [reward for group in groups for reward in group]
+        if len(set(rewards)) > 1:
+            mean = sum(rewards) / len(rewards)
+            scores = f"mean {mean:.3g}, from {min(rewards):g} to {max(rewards):g}"
+        else:
+            scores = f"every answer scored {rewards[0]:g}" if rewards else "none"
         small = sum(len(group) < 2 for group in groups)
-        few = f"; {small} of them had fewer than two answers with a reward" if small else ""
+        few = f"; {small} of them had fewer than two answers to compare" if small else ""
         return (
             f"{len(groups)} groups in a row had no signal: all answers to a prompt had one reward ({scores}{few}), "
             "and algorithm.dynamic_sampling drops such groups; give it easier problems if none are solved, harder ones "

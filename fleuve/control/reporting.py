@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 
 from fleuve.contracts import Observer
-from fleuve.control.dynamic_sampling import has_signal
 from fleuve.control.gate import Gate, State
 from fleuve.control.summary import rollout_metrics
-from fleuve.types import Batch, StepResult
+from fleuve.types import Batch, Group, StepResult
 
 
 class Reporter:
@@ -27,10 +24,11 @@ class Reporter:
         self._finished: Counter[str] = Counter()  # what came through since the last step
         self._reward_sum = 0.0
 
-    def finished(self, rewards: Sequence[float]) -> None:
-        """A group came through, to be trained or dropped; `rewards` are raw, of its answers that have one."""
-        self._finished.update(groups=1, no_signal=not has_signal(rewards), answers=len(rewards))
-        self._reward_sum += math.fsum(rewards)
+    def finished(self, group: Group, signal: bool) -> None:
+        """A group came through, to be trained or, for want of `signal`, dropped."""
+        rewards = [t.reward for t in group.trajectories if t.reward is not None]
+        self._finished.update(groups=1, no_signal=not signal, answers=len(rewards))
+        self._reward_sum += sum(rewards)
 
     def step(self, batch: Batch, result: StepResult, times: dict[str, float]) -> None:
         """Fill in the advantages and report the step and what it trained; `times` are seconds, `time/step` among

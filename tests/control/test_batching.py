@@ -36,6 +36,19 @@ def test_feasible_is_what_scheduling_earliest_deadline_first_achieves(deadlines,
     assert feasible(deadlines, 0, batch_size) == achieved
 
 
+@given(st.dictionaries(st.integers(0, 50), st.integers(0, 6), min_size=1, max_size=14), st.integers(1, 4), st.data())
+def test_dropping_a_group_never_makes_what_is_left_infeasible(deadlines, batch_size, data):
+    """Whatever is dropped, and in whatever order: a step that did not have to wait before need not wait after it."""
+    order = data.draw(st.permutations(sorted(deadlines)))
+    was_feasible = feasible(deadlines, 0, batch_size)
+    for group in order:
+        deadlines = {g: deadline for g, deadline in deadlines.items() if g != group}
+        is_feasible = feasible(deadlines, 0, batch_size)
+        assert is_feasible or not was_feasible
+        was_feasible = is_feasible
+    assert was_feasible
+
+
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 5))
 def test_with_wait_no_group_is_ever_trained_staler_than_eta_whatever_the_order(seed, batch_size, eta):
     """Random finishing orders, drops and late deliveries; a token is as old as the version served at admission."""
@@ -51,6 +64,8 @@ def test_with_wait_no_group_is_ever_trained_staler_than_eta_whatever_the_order(s
                 gate.drop(group, "random")
             else:
                 gate.finish(group, sampled[group])
+        if rng.random() < 0.1 and (held := gate.ids(State.RUNNING) + gate.ids(State.READY)):
+            gate.drop(rng.choice(held), "random")
         ready, left = gate.deadlines(gate.ids(State.READY)), gate.deadlines(gate.ids(State.RUNNING))
         if rng.random() < 0.5 and (batch := next_batch(ready, left, version, batch_size, wait=True)):
             assert all(version - sampled[group] <= eta for group in batch)

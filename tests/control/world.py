@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fleuve.config.settings import Settings
-from fleuve.contracts import RolloutEngine, RolloutError
+from fleuve.contracts import PromptSource, RolloutEngine, RolloutError
 from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.types import (
@@ -140,7 +140,7 @@ class Workflow:
                     logprobs=np.zeros(n, np.float32),
                     versions=np.asarray(completion.versions, np.int32),
                     loss_mask=np.ones(n, np.bool_),
-                    finish_reason="stop",
+                    finish_reason=completion.finish_reason,
                     reward=self.verdict(prompt),
                     excluded="verifier crashed",
                 )
@@ -235,6 +235,8 @@ class World:
         verdict: Callable[[Prompt], float | None] = lambda _: 1.0,
         evaluate_every: int = 0,
         interrupt: str = "recompute",
+        algorithm: dict[str, object] | None = None,
+        source: PromptSource | None = None,
     ) -> None:
         rng = random.Random(seed)
         self.settings = Settings.model_validate(
@@ -252,6 +254,7 @@ class World:
                     "group_timeout": group_timeout,
                 },
                 "trainer": {"minibatches": 1},
+                "algorithm": algorithm or {},
                 "launch": {"placement": placement},
                 "evaluate": {"every": evaluate_every},
             }
@@ -259,7 +262,7 @@ class World:
         self.engines = [Engine(random.Random(rng.random()), length, update_seconds) for _ in range(workers)]
         self.fleet = Fleet(self.engines, seed)
         self.trainer = Trainer(random.Random(rng.random()), train_seconds, self.engines)
-        self.source = Source()
+        self.source = source or Source()
         self.observer = Notes()
         self.evaluated: list[tuple[int, set[int]]] = []
         self.controller = Controller(
