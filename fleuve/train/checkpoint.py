@@ -19,15 +19,25 @@ from torch import nn
 
 from fleuve.errors import UserError
 from fleuve.modeling.tokenizer import load_tokenizer
+from fleuve.train.critic import Critic
 from fleuve.train.optimizer import MasterOptimizer
 
 MODEL = "model"
 STATE = "trainer.safetensors"
+_CRITIC = "critic/"
+"""What the names of a critic's tensors begin with."""
 _PART = ".part"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
 
 
-def save(path: Path, model: nn.Module, optimizer: MasterOptimizer, version: int, source: str) -> None:
+def save(
+    path: Path,
+    model: nn.Module,
+    optimizer: MasterOptimizer,
+    version: int,
+    source: str,
+    critic: Critic | None = None,
+) -> None:
     """Write `path/model` and `path/trainer.safetensors`. `source` is where the model's tokenizer comes from.
 
     Raises:
@@ -39,7 +49,10 @@ def save(path: Path, model: nn.Module, optimizer: MasterOptimizer, version: int,
         path.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(part_model, ignore_errors=True)
         save_model(part_model, model, source)
-        tensors = {name: t.detach().cpu().contiguous() for name, t in optimizer.state().items()}
+        state = optimizer.state()
+        if critic is not None:
+            state |= {_CRITIC + name: t for name, t in critic.state().items()}
+        tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
         save_file(tensors, part_state, {"version": str(version)})
         for file in (*part_model.iterdir(), part_model, part_state):
             _flush(file)
@@ -55,11 +68,14 @@ def save(path: Path, model: nn.Module, optimizer: MasterOptimizer, version: int,
         raise OSError(f"cannot write the checkpoint {path}: {error}") from error
 
 
-def load(path: Path, optimizer: MasterOptimizer) -> int:
-    """Restore weights and optimiser state from `path`; returns the policy version.
+def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None) -> int:
+    """Restore weights and optimiser state from `path`, and the critic's if there is one; returns the policy version.
+
+    A critic in the checkpoint that this run has no use for is left there: the policy is whole without it. A run with a
+    critic does not start from a checkpoint without: one that knows nothing would undo what the policy has learnt.
 
     Raises:
-        UserError: there is no trainer state, it cannot be read, or it belongs to another model.
+        UserError: there is no trainer state, it cannot be read, or it belongs to another model or to another critic.
     """
     file = path / STATE
     if not file.exists():
@@ -72,10 +88,20 @@ def load(path: Path, optimizer: MasterOptimizer) -> int:
         raise UserError(f"{file} is broken or cut off: {' '.join(str(error).split())}") from error
     if version is None:
         raise UserError(f"{file} is no trainer state: it names no version")
+    state = {name.removeprefix(_CRITIC): t for name, t in tensors.items() if name.startswith(_CRITIC)}
+    if critic is not None and not state:
+        raise UserError(
+            f"{file} was written by a run without a critic, and this run has one: start anew from {path / MODEL}"
+        )
     try:
         optimizer.restore(tensors)
     except (KeyError, RuntimeError) as error:
         raise UserError(f"{file} belongs to another model: {error}") from error
+    try:
+        if critic is not None:
+            critic.restore(state)
+    except (KeyError, RuntimeError) as error:
+        raise UserError(f"{file} belongs to another critic (critic.backbone or critic.path): {error}") from error
     return int(version)
 
 

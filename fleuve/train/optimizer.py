@@ -8,7 +8,7 @@ gradient outlives its layer. In fp32 the parameters are the masters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class MasterOptimizer:
 
     Args:
         weight_decay: applies to matrices; norms and biases (one-dimensional) do not decay.
+        in_float32: names of parameters that compute in fp32 whatever `dtype` is.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class MasterOptimizer:
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        in_float32: Collection[str] = (),
     ) -> None:
         self.parameters = dict(model.named_parameters())
         self.masters: dict[str, Tensor] = dict(self.parameters)
         if dtype != torch.float32:
-            self.masters = {}
             for name, parameter in self.parameters.items():
+                if name in in_float32:
+                    continue
                 master = parameter.detach().clone()
                 master.grad = torch.zeros_like(master)
                 # Only parameters: buffers (rotary frequencies) stay in fp32, as `from_pretrained` leaves them.
