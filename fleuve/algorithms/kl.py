@@ -29,6 +29,9 @@ from fleuve.algorithms.ratios import bounded, upcast
 
 Estimator = Literal["k1", "k2", "k3"]
 
+LEAST_LOGPROB = -1e4
+"""A log-probability below this (−∞ above all) gets no gradient."""
+
 
 def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """d, `[tokens]`: unbiased, and negative where the reference finds the token likelier."""
@@ -70,12 +73,13 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, weight: Tensor, est
         estimator: whose value is shown.
 
     Returns:
-        `[tokens]`, at least in float32. d is clamped to ± 20.
+        `[tokens]`, at least in float32. d is clamped to ± 20, in the gradient too: far from the reference the pull
+        back stays, and stays finite.
     """
     weight = upcast(weight.detach())
     current, reference = upcast(logprobs).detach(), upcast(reference_logprobs).detach()
     value = ESTIMATORS[estimator](current, reference)
-    # Zero in value and ∇ log π_θ in gradient; clamped, so that a log-probability of −∞ is not −∞ − (−∞).
-    score = k1(logprobs, reference)
+    # Zero in value and ∇ log π_θ in gradient; from below clamped, so that a log-probability of −∞ is not −∞ − (−∞).
+    score = upcast(logprobs).clamp(min=LEAST_LOGPROB)
     score = score - score.detach()
     return weight * (value + k1(current, reference) * score)

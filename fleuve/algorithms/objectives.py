@@ -131,7 +131,7 @@ def sapo(
     advantages = upcast(advantages)
     ratio = upcast(log_ratio).exp()
     # sigmoid(x) = 1/(1 + e^−x) is exactly 1 for large x, and its gradient exactly 0 there, so e^20 does no harm.
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    tau = torch.where(advantages > 0, ratio.new_tensor(tau_pos), ratio.new_tensor(tau_neg))
     value = torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau) * advantages
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
     return Surrogate(value, nothing, nothing)

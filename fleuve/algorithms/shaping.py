@@ -27,7 +27,7 @@ def overlong_penalty(length: int, max_length: int, buffer: int, scale: float = 1
     if length > max_length:
         return -scale
     over = length - (max_length - buffer)
-    return -scale * over / buffer if over > 0 else 0.0
+    return -scale * (over / buffer) if over > 0 else 0.0
 
 
 def scaled(reward: float | None, scale: float = 1.0, low: float = -math.inf, high: float = math.inf) -> float | None:

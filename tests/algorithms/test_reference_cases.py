@@ -3,7 +3,7 @@
 No value is thought to be wrong. How the reference's names read here:
 
 - its `seq-mean-token-sum-norm` divides the sum over all tokens by answers · horizon: `constant`, with no other factor;
-- its GSPO is the token-wise form: here advantages differ within an answer, and each token's gradient has its own.
+- its GSPO has one advantage an answer, where the token-wise form and the sequence form are one.
 """
 
 import json
