@@ -96,7 +96,6 @@ def value_loss(
     else:
         clipped_error = (value.clamp(old - clip, old + clip) - target).square()
         cut = (clipped_error > error) & loss_mask
-        # `where`, not `maximum`, which would halve the gradient of ties: that is, of all values within the clip.
         error = torch.where(cut, clipped_error, error)
     loss = 0.5 * error.sum() / denominator
 

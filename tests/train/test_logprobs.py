@@ -1,9 +1,11 @@
 """Chunked log-probabilities are the plain ones, and `[tokens, vocabulary]` never exists at once."""
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleuve.train.logprobs import token_logprobs
 
@@ -73,13 +75,24 @@ def test_the_entropy_s_gradient_is_that_of_finite_differences() -> None:
     )
 
 
-def test_entropies_that_nobody_uses_change_no_bit_of_the_gradient() -> None:
+class _CountsOperations(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_entropies_that_nobody_uses_change_no_bit_of_the_gradient_and_cost_nothing_there() -> None:
     linear, hidden, targets = _inputs()
-    gradients = []
+    gradients, counts = [], []
     for entropy in (False, True):
         logprobs, _ = token_logprobs(linear, hidden, targets, 0.6, 5, entropy=entropy)
-        gradients.append(torch.autograd.grad(logprobs.sum(), hidden)[0])
+        with _CountsOperations() as operations:
+            gradients.append(torch.autograd.grad(logprobs.sum(), hidden)[0])
+        counts.append(operations.count)
     assert torch.equal(*gradients)
+    assert counts[0] == counts[1] > 0
 
 
 def test_an_almost_certain_token_has_a_finite_entropy_gradient_in_bf16() -> None:
