@@ -103,6 +103,19 @@ def test_the_second_moment_of_what_is_kept_is_within_the_budget_and_as_much_as_p
     assert correction.weight.tolist() == pytest.approx([math.exp(v) for v in log_weights], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("log_weights", "budget", "limit"),
+    [
+        ([0.0, -0.5], 0.125, 0.5),  # exactly the budget is within it
+        ([0.0, 0.5, -0.5], 0.15, 0.0),  # one of the two would fit: both go
+        ([0.25, 0.5, -0.5, 1.0], 0.1875, 0.5),  # mean of 1/16, 1/4, 1/4
+        ([1.0, 1.0], 0.04, 0.0),  # nothing fits
+    ],
+)
+def test_the_limit_of_a_worked_example(log_weights: list[float], budget: float, limit: float) -> None:
+    assert second_moment_limit(torch.tensor(log_weights), budget) == limit
+
+
 def test_the_limit_of_a_minibatch_masks_the_same_tokens_in_any_micro_batches() -> None:
     x = torch.randn(200, generator=torch.Generator().manual_seed(0)) * 0.4
     limit = second_moment_limit(x, 0.04)
