@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import RolloutError
@@ -148,10 +149,13 @@ class VirtualEngine:
 
 
 class VirtualTrainer:
-    """Implements `contracts.Trainer`: the clock stands still while the real trainer works, then its cost passes."""
+    """Implements `contracts.Trainer`: the clock stands still while the real trainer works, then its cost passes.
+    `kept`: the weights of the versions that are asked for, to be evaluated later."""
 
-    def __init__(self, trainer: Trainer, costs: Costs, max_running: int) -> None:
+    def __init__(self, trainer: Trainer, costs: Costs, max_running: int, keep: Collection[int]) -> None:
         self.trainer = trainer
+        self.kept: dict[int, dict[str, Tensor]] = {}
+        self._keep = keep
         self._costs = costs
         self._max_running = max_running
 
@@ -166,7 +170,10 @@ class VirtualTrainer:
 
     async def publish(self, served: int) -> WeightFile:
         """See `Trainer.publish`."""
-        return self.trainer.publish(served)
+        file = self.trainer.publish(served)
+        if file.version in self._keep:
+            self.kept[file.version] = read_weights(file)
+        return file
 
     async def save(self, path: Path) -> None:
         """See `Trainer.save`."""
@@ -235,17 +242,26 @@ class Steps:
 
 @dataclass(frozen=True)
 class VirtualResult:
-    """`evaluation` is of the final weights, on problems that training never sees; `cpu_seconds` are of all."""
+    """`evaluations`: by version, on problems that training never sees. `cpu_seconds` are of all."""
 
     steps: Steps
-    evaluation: EvaluationResult
+    evaluations: dict[int, EvaluationResult]
     virtual_seconds: float
     cpu_seconds: float
 
 
-def run(settings: Settings, costs: Costs = Costs(), *, problems: int = 256, samples: int = 4) -> VirtualResult:
-    """Train by `settings` from `settings.model` on virtual time, and evaluate the last version on `settings.data.eval`
-    (`problems` × `samples` answers, at the training's temperature).
+def run(
+    settings: Settings,
+    costs: Costs = Costs(),
+    *,
+    evaluated: Collection[int] = (),
+    problems: int = 256,
+    samples: int = 4,
+) -> VirtualResult:
+    """Train by `settings` from `settings.model` on virtual time; then evaluate the versions `evaluated` and the last.
+
+    An evaluation takes no time of the run's. It is on `settings.data.eval`, `problems` × `samples` answers, at the
+    training's temperature.
 
     Raises:
         UserError: the model or the data cannot be opened.
@@ -253,51 +269,43 @@ def run(settings: Settings, costs: Costs = Costs(), *, problems: int = 256, samp
     torch.set_num_threads(1)
     started = time.process_time()
     with tempfile.TemporaryDirectory() as scratch:
-        steps, evaluation, seconds = run_virtual(_run(settings, costs, problems, samples, Path(scratch)))
-    return VirtualResult(steps, evaluation, seconds, time.process_time() - started)
+        keep = {*evaluated, settings.steps}
+        steps, weights, seconds = run_virtual(_train(settings, costs, keep, Path(scratch)))
+    evaluations = run_virtual(_evaluate(settings, weights, problems, samples))
+    return VirtualResult(steps, evaluations, seconds, time.process_time() - started)
 
 
 def evaluate_initial(settings: Settings, *, problems: int = 256, samples: int = 4) -> EvaluationResult:
     """Evaluate the weights in `settings.model` as `run` evaluates the trained ones."""
     torch.set_num_threads(1)
-
-    async def main() -> EvaluationResult:
-        engine = VirtualEngine(_engine(settings), Costs().decode_seconds)
-        serving = asyncio.create_task(engine.run())
-        try:
-            return await _evaluate(settings, engine, problems, samples)
-        finally:
-            serving.cancel()
-
-    return run_virtual(main())
+    return run_virtual(_evaluate(settings, {0: {}}, problems, samples))[0]
 
 
-async def _run(
-    settings: Settings, costs: Costs, problems: int, samples: int, scratch: Path
-) -> tuple[Steps, EvaluationResult, float]:
-    engine = VirtualEngine(_engine(settings), costs.decode_seconds)
-    tokenizer = engine.engine.tokenizer
-    trainer = Trainer(settings, WeightStore(scratch / "weights", settings.weights.keep))
+async def _train(
+    settings: Settings, costs: Costs, keep: Collection[int], scratch: Path
+) -> tuple[Steps, dict[int, dict[str, Tensor]], float]:
     control = settings.control
-    steps = Steps(control.max_staleness if control.overdue == "mask" else None)
     assert settings.launch.placement == "disaggregated"
     assert settings.rollout.workers == 1
+    engine = VirtualEngine(_engine(settings), costs.decode_seconds)
+    tokenizer = engine.engine.tokenizer
+    store = WeightStore(scratch / "weights", settings.weights.keep)
+    trainer = VirtualTrainer(Trainer(settings, store), costs, settings.rollout.max_running, keep)
+    steps = Steps(control.max_staleness if control.overdue == "mask" else None)
     controller = Controller(
         settings,
         open_source(settings.data.train, settings.data, tokenizer, settings.seed),
         SingleTurn(settings.rollout, settings.seed, answer_decoder(tokenizer), StrictRewarder()),
         Fleet([engine], settings.seed),
-        VirtualTrainer(trainer, costs, settings.rollout.max_running),
+        trainer,
         steps,
     )
     async with asyncio.timeout(LONGEST_RUN), asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(engine.run())
         await controller.run()
-        seconds = asyncio.get_running_loop().time()
-        evaluation = await _evaluate(settings, engine, problems, samples)
-        assert evaluation.version in (settings.steps, None)
         serving.cancel()
-    return steps, evaluation, seconds
+    store.close()
+    return steps, trainer.kept, asyncio.get_running_loop().time()
 
 
 def _engine(settings: Settings) -> Engine:
@@ -315,15 +323,29 @@ def _engine(settings: Settings) -> Engine:
     )
 
 
-async def _evaluate(settings: Settings, engine: VirtualEngine, problems: int, samples: int) -> EvaluationResult:
+async def _evaluate(
+    settings: Settings, weights: Mapping[int, dict[str, Tensor]], problems: int, samples: int
+) -> dict[int, EvaluationResult]:
+    """By version; the same problems and random numbers each time. No tensors: those in `settings.model`."""
     assert settings.data.eval is not None
+    engine = VirtualEngine(_engine(settings), Costs().decode_seconds)
     tokenizer = engine.engine.tokenizer
-    return await evaluate(
-        engine.generate,
-        StrictRewarder(),
-        answer_decoder(tokenizer),
-        load_prompts(settings.data.eval, settings.data, tokenizer, problems),
-        sampling_params(settings.rollout, settings.rollout.temperature),
-        samples=samples,
-        concurrency=settings.rollout.max_running,
-    )
+    prompts = load_prompts(settings.data.eval, settings.data, tokenizer, problems)
+    results = {}
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(engine.run())
+        for version, tensors in sorted(weights.items()):
+            if tensors:
+                engine.engine.request_update(Update(version=version, tensors=tensors, interrupt="recompute"))
+                engine.engine.apply_updates(Outcome())
+            results[version] = await evaluate(
+                engine.generate,
+                StrictRewarder(),
+                answer_decoder(tokenizer),
+                prompts,
+                sampling_params(settings.rollout, settings.rollout.temperature),
+                samples=samples,
+                concurrency=settings.rollout.max_running,
+            )
+        serving.cancel()
+    return results

@@ -32,7 +32,7 @@ def settings(**control: Any) -> Settings:
 
 
 def tiny_run(**control: Any) -> _virtual_run.VirtualResult:
-    return _virtual_run.run(settings(**control), problems=8, samples=2)
+    return _virtual_run.run(settings(**control), evaluated=[4], problems=8, samples=2)
 
 
 def what_was_learnt(result: _virtual_run.VirtualResult) -> list[dict[str, float]]:
@@ -44,8 +44,9 @@ def what_was_learnt(result: _virtual_run.VirtualResult) -> list[dict[str, float]
 def test_the_same_settings_give_the_same_run_to_the_last_bit() -> None:
     first, second = tiny_run(), tiny_run()
     assert what_was_learnt(first) == what_was_learnt(second)
-    assert first.evaluation == second.evaluation
+    assert first.evaluations == second.evaluations
     assert first.virtual_seconds == second.virtual_seconds
+    assert sorted(first.evaluations) == [4, 5]
 
 
 def test_staleness_comes_near_its_bound_and_never_passes_it() -> None:
