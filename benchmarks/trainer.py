@@ -27,7 +27,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from fleuve.algorithms.losses import policy_loss
+from fleuve.algorithms.aggregation import Totals
+from fleuve.algorithms.answers import Answers
+from fleuve.algorithms.losses import LossInputs, PolicyLoss
 from fleuve.modeling.forward import base_model, logits
 from fleuve.modeling.loading import build_model, load_model
 from fleuve.train.logprobs import token_logprobs
@@ -127,21 +129,11 @@ class Arm:
 
     def gradient(self) -> None:
         """Forward and backward of every micro-batch."""
-        learnt = sum(len(b.targets) for b in self.batches)
+        totals = Totals(sum(len(b.targets) for b in self.batches), sum(b.answers.count for b in self.batches))
         for b in self.batches:
             logprobs = self.logprobs(b)
-            loss, _ = policy_loss(
-                logprobs,
-                logprobs,
-                b.behaviour,
-                b.advantages,
-                torch.ones_like(b.advantages, dtype=torch.bool),
-                denominator=learnt,
-                clip_low=0.2,
-                clip_high=0.28,
-                cap="mask",
-                cap_value=5.0,
-            )
+            inputs = LossInputs(logprobs, logprobs, b.behaviour, b.advantages, torch.zeros_like(b.targets), b.answers)
+            loss, _ = PolicyLoss()(inputs, totals)
             loss.backward()
 
     def update(self) -> float:

@@ -1,128 +1,174 @@
-"""The decoupled PPO objective, for tokens that several older policies sampled.
+"""The policy's loss, put together from one objective, one correction, one aggregation, and regularisers.
 
 With the log-probabilities of the current (θ), proximal and behaviour policy, r = π_θ / π_prox and w = π_prox / π_behav:
 
-    loss = − Σ_t  m_t · cap(w_t) · min( r_t A_t, clip(r_t, 1 − ε_low, 1 + ε_high) A_t )  /  N
+    loss = − Σ_t  n_t · cap(w_t) · objective(r_t, A_t)  +  β Σ_t n_t · KL(π_θ ‖ π_ref)_t  −  c Σ_t n_t · H_t
 
-The clip keeps θ near the *proximal* policy, the weights at the start of the step, however old the sampler was; w, which
-carries no gradient, corrects for who really sampled. w is always applied. When the proximal policy is taken to be the
-behaviour policy itself, w = 1 and what remains is PPO as first published ("naive": its clip is centred on old
-weights).
+With PPO's objective, min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), and n_t = 1/N this is decoupled PPO. The clip keeps θ near
+the *proximal* policy, the weights at the start of the step, however old the sampler was; w, which carries no gradient,
+corrects for who really sampled. w is always applied. When the proximal policy is taken to be the behaviour policy itself,
+w = 1 and what remains is PPO as first published ("naive": its clip is centred on old weights).
 
-Sources: Hilton et al. 2022 (batch size-invariance, the decoupled objective); Schulman et al. 2017 (PPO); Yu et al. 2025
-(DAPO, the asymmetric clip and the sum over tokens); Ye et al. 2020 (the dual clip).
+Sources: Hilton et al. 2022 (Batch size-invariance for policy optimization, the decoupled objective); Fu et al. 2025
+(AReaL, section 5.2); and each part's own, in the module that it is from.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
-Cap = Literal["mask", "clamp", "none"]
+from fleuve.algorithms import aggregation, corrections, objectives
+from fleuve.algorithms.aggregation import Totals
+from fleuve.algorithms.answers import Answers
+from fleuve.algorithms.corrections import Correction, Level, importance_weight
+from fleuve.algorithms.diagnostics import LossSums, TokenFacts, loss_sums
+from fleuve.algorithms.kl import Estimator, kl_penalty
+from fleuve.algorithms.objectives import Surrogate
+from fleuve.algorithms.ratios import bounded, upcast
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios are clamped to ± this before they are exponentiated: e^20 is far beyond any clip, and finite."""
-
-
-class LossSums(NamedTuple):
-    """What a loss call saw, as sums over its tokens (detached scalars), so that micro-batches can be added up."""
-
-    tokens: Tensor
-    clipped: Tensor
-    capped: Tensor
-    weight: Tensor
-    weight_squared: Tensor
-    kl: Tensor
-
-    def __add__(self, other: object) -> LossSums:
-        if not isinstance(other, LossSums):
-            return NotImplemented
-        return LossSums(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def metrics(self) -> dict[str, float]:
-        """The sums as means over tokens, by their metric names.
-
-        `loss/effective_sample_size` is (Σw)² / (n Σw²): 1 when all weights are equal, 1/n when one token has it all.
-        `loss/approx_kl` is KL(π_prox ‖ π_θ) by the estimator r − 1 − log r. `loss/capped_fraction` are tokens with
-        w > cap.
-        """
-        sums = [float(x) for x in self]
-        tokens, clipped, capped, weight, weight_squared, kl = sums
-        if tokens == 0:
-            return {}
-        return {
-            "loss/clip_fraction": clipped / tokens,
-            "loss/capped_fraction": capped / tokens,
-            "loss/behaviour_weight_mean": weight / tokens,
-            "loss/effective_sample_size": weight**2 / (tokens * weight_squared),
-            "loss/approx_kl": kl / tokens,
-        }
+Objective = Literal["ppo", "gspo", "cispo", "sapo", "policy_gradient"]
+Aggregation = Literal["token_mean", "answer_mean", "constant"]
+Cap = Literal["mask", "clamp", "second_moment", "none"]
 
 
-def policy_loss(
-    logprobs: Tensor,
-    proximal_logprobs: Tensor,
-    behaviour_logprobs: Tensor,
-    advantages: Tensor,
-    loss_mask: Tensor,
-    *,
-    denominator: float,
-    clip_low: float,
-    clip_high: float,
-    cap: Cap,
-    cap_value: float,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, LossSums]:
-    """The decoupled PPO loss of one micro-batch, and sums to judge it by. All inputs are `[tokens]`.
+class LossInputs(NamedTuple):
+    """What a loss is computed from. All tensors are `[tokens]`: the learnt tokens of whole answers in one micro-batch.
 
-    Args:
-        logprobs: of the current policy; the only input that gets a gradient.
-        proximal_logprobs: of the policy the clip is centred on; pass the behaviour's for naive PPO.
-        behaviour_logprobs: of whoever sampled each token, recorded at sampling.
-        advantages: one a token.
-        loss_mask: False for tokens that must not count; their inputs may be anything, even NaN.
-        denominator: N, over the *whole* minibatch and all ranks, so that how it was split does not show.
-        clip_low, clip_high: ε_low and ε_high.
-        cap: what happens to tokens with w > `cap_value`: dropped (`mask`), w = `cap_value` (`clamp`), nothing (`none`).
-        dual_clip: for A < 0 the objective is not let below `dual_clip` · A (None: off).
-
-    Returns:
-        The loss (a scalar with gradient) and its `LossSums`.
-
-    Example: one token on policy (r = w = 1) has loss −A / N and gradient −A / N.
+    `logprobs` (of the current policy) and `entropies` (nats; None unless there is an entropy bonus) carry the gradient.
+    `proximal` is the policy that the clip is centred on; pass the behaviour's for naive PPO. `behaviour` is of whoever
+    sampled each token, recorded at sampling. `reference` is the frozen policy's (None unless KL is in the loss).
     """
-    proximal, behaviour = proximal_logprobs.detach(), behaviour_logprobs.detach()
-    advantages = torch.where(loss_mask, advantages, 0.0)
-    # `where` selects before anything is exponentiated: no inf or NaN of a masked token reaches value or gradient.
-    log_ratio = torch.where(loss_mask, logprobs - proximal, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    log_weight = torch.where(loss_mask, proximal - behaviour, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio, weight = log_ratio.exp(), log_weight.exp()
 
-    plain = ratio * advantages
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    objective = torch.minimum(plain, clipped)
-    if dual_clip is not None:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual_clip * advantages), objective)
+    logprobs: Tensor
+    proximal: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    staleness: Tensor
+    answers: Answers
+    reference: Tensor | None = None
+    entropies: Tensor | None = None
 
-    over = (weight > cap_value) & loss_mask
-    if cap == "mask":
-        kept, applied = loss_mask & ~over, weight
-    elif cap == "clamp":
-        kept, applied = loss_mask, weight.clamp(max=cap_value)
-    else:
-        kept, applied = loss_mask, weight
-    loss = -torch.where(kept, applied * objective, 0.0).sum() / denominator
+    def select(self, mask: Tensor) -> LossInputs:
+        """Only the tokens where `mask` `[tokens]` holds. The others may hold anything, even NaN: nothing of it
+        reaches value or gradient."""
+        tensors = {name: value[mask] for name, value in self._asdict().items() if isinstance(value, Tensor)}
+        return self._replace(answers=replace(self.answers, index=self.answers.index[mask]), **tensors)
 
-    with torch.no_grad():
-        mask = loss_mask.to(ratio.dtype)
-        sums = LossSums(
-            tokens=mask.sum(),
-            clipped=((clipped < plain) & loss_mask).sum(),
-            capped=over.sum(),
-            weight=(weight * mask).sum(),
-            weight_squared=(weight.square() * mask).sum(),
-            kl=((ratio - 1.0 - log_ratio) * mask).sum(),
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A choice of parts, by the names and with the defaults of the `[algorithm]` settings.
+
+    `horizon` (tokens) is the constant of the aggregation `constant`. `kl_coefficient` is that of KL in the loss.
+    """
+
+    objective: Objective = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float | None = None
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+    aggregation: Aggregation = "token_mean"
+    horizon: float = 1.0
+    cap: Cap = "mask"
+    cap_level: Level = "token"
+    cap_value: float = 5.0
+    cap_low: float = 0.0
+    kl_coefficient: float = 0.0
+    kl_estimator: Estimator = "k3"
+    entropy_coefficient: float = 0.0
+
+    def __call__(
+        self, inputs: LossInputs, totals: Totals, weight_limit: float | None = None
+    ) -> tuple[Tensor, LossSums]:
+        """The loss of one micro-batch (a scalar with gradient), and sums to judge it by.
+
+        Args:
+            inputs: its tokens.
+            totals: over the *whole* minibatch and all ranks, so that how it was split does not show.
+            weight_limit: of the cap `second_moment`: the largest |log w| of the whole minibatch that is kept.
+
+        Example: one token on policy (r = w = 1) has the gradient −A / N.
+        """
+        answers = inputs.answers
+        logprobs = upcast(inputs.logprobs)
+        log_ratio = bounded(logprobs - inputs.proximal.detach())
+        log_weight = bounded(inputs.proximal.detach() - inputs.behaviour)
+        surrogate = self._surrogate(logprobs, log_ratio, inputs.advantages, answers)
+        correction = self._correction(log_weight, answers, weight_limit)
+        share = self._shares(answers, totals, logprobs.dtype)
+        applied = torch.where(correction.kept, correction.weight, 0.0)
+        loss = -(share * applied * surrogate.value).sum()
+        if self.kl_coefficient:
+            if inputs.reference is None:
+                raise ValueError("KL is in the loss, and there are no log-probabilities of the reference")
+            importance = applied * log_ratio.detach().exp()
+            kl = kl_penalty(logprobs, inputs.reference, importance, self.kl_estimator)
+            loss = loss + self.kl_coefficient * (share * kl).sum()
+        if self.entropy_coefficient:
+            if inputs.entropies is None:
+                raise ValueError("there is an entropy bonus, and there are no entropies")
+            loss = loss - self.entropy_coefficient * (share * inputs.entropies).sum()
+        uncapped = importance_weight(log_weight, answers, self.cap_level)
+        facts = TokenFacts(
+            staleness=inputs.staleness,
+            clipped_high=surrogate.clipped_high,
+            clipped_low=surrogate.clipped_low,
+            capped=~correction.kept | (correction.weight != uncapped),
+            log_ratio=log_ratio.detach(),
+            log_weight=log_weight.detach(),
         )
-    return loss, sums
+        return loss, loss_sums(facts)
+
+    def _surrogate(self, logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, answers: Answers) -> Surrogate:
+        low, high = self.clip_low, self.clip_high
+        match self.objective:
+            case "ppo":
+                return objectives.ppo(
+                    logprobs, log_ratio, advantages, answers, clip_low=low, clip_high=high, dual_clip=self.dual_clip
+                )
+            case "gspo":
+                return objectives.gspo(
+                    logprobs, log_ratio, advantages, answers, clip_low=low, clip_high=high, dual_clip=self.dual_clip
+                )
+            case "cispo":
+                return objectives.cispo(logprobs, log_ratio, advantages, answers, clip_low=low, clip_high=high)
+            case "sapo":
+                return objectives.sapo(
+                    logprobs, log_ratio, advantages, answers, tau_pos=self.tau_positive, tau_neg=self.tau_negative
+                )
+            case "policy_gradient":
+                return objectives.policy_gradient(logprobs, log_ratio, advantages, answers)
+            case _:
+                assert_never(self.objective)
+
+    def _correction(self, log_weight: Tensor, answers: Answers, limit: float | None) -> Correction:
+        low, high, level = self.cap_low, self.cap_value, self.cap_level
+        match self.cap:
+            case "none":
+                return corrections.none(log_weight, answers, level=level)
+            case "clamp":
+                return corrections.clamp(log_weight, answers, lower=low, upper=high, level=level)
+            case "mask":
+                return corrections.mask(log_weight, answers, lower=low, upper=high, level=level)
+            case "second_moment":
+                if limit is None:
+                    raise ValueError("second-moment masking needs the minibatch's limit")
+                return corrections.second_moment(log_weight, limit)
+            case _:
+                assert_never(self.cap)
+
+    def _shares(self, answers: Answers, totals: Totals, dtype: torch.dtype) -> Tensor:
+        match self.aggregation:
+            case "token_mean":
+                return aggregation.token_mean(answers, totals, dtype=dtype)
+            case "answer_mean":
+                return aggregation.answer_mean(answers, totals, dtype=dtype)
+            case "constant":
+                return aggregation.constant(answers, totals, horizon=self.horizon, dtype=dtype)
+            case _:
+                assert_never(self.aggregation)

@@ -123,7 +123,7 @@ class AlgorithmSettings(Section):
 
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
     cap: Literal["mask", "clamp", "second_moment", "none"] = "mask"
-    cap_level: Literal["token", "answer"] = "token"
+    cap_level: Literal["token", "sequence"] = "token"
     cap_value: Annotated[float, Field(gt=1)] = 5.0
     cap_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     second_moment_budget: Annotated[float, Field(gt=0)] = 0.04
@@ -147,6 +147,15 @@ class AlgorithmSettings(Section):
         if not isinstance(given, dict) or not isinstance(given.get("preset", ""), str):
             return given
         return {**PRESETS.get(given.get("preset", "grpo"), {}), **given}
+
+    @model_validator(mode="after")
+    def _groups_have_a_spread_of_their_own(self) -> AlgorithmSettings:
+        if self.normalise == "group" and self.baseline != "group":
+            raise ValueError(
+                f'algorithm.normalise = "group" divides by the spread within a group, which goes with '
+                f'algorithm.baseline = "group"; with "{self.baseline}" it is "batch" or "none"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _second_moment_needs_the_proximal(self) -> AlgorithmSettings:

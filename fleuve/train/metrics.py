@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
+from fleuve.train.credit import Credits
 from fleuve.train.microbatch import MicroBatch
 from fleuve.types import Batch, BoolArray, Trajectory
 
@@ -42,6 +43,18 @@ def batch_metrics(batch: Batch, max_staleness: int) -> dict[str, float]:
             "staleness/overdue_fraction": float((staleness > max_staleness).mean()),
         }
     return metrics
+
+
+def credit_metrics(credits: Credits) -> dict[str, float]:
+    """`reward/shaped_mean`: of the rewards that are learnt from. `advantage/zero_fraction`: answers without any
+    advantage, from which only a regulariser learns."""
+    known = [credit for row in credits for credit in row if credit is not None]
+    if not known:
+        return {}
+    return {
+        "reward/shaped_mean": float(np.mean([credit.shaped_reward for credit in known])),
+        "advantage/zero_fraction": float(np.mean([not bool(credit.advantages.any()) for credit in known])),
+    }
 
 
 class StartOfStep:

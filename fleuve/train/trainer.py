@@ -5,26 +5,32 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from fleuve.algorithms.advantages import group_relative
-from fleuve.algorithms.losses import LossSums, policy_loss
+from fleuve.algorithms.aggregation import Totals
+from fleuve.algorithms.kl import ESTIMATORS
+from fleuve.algorithms.losses import LossInputs
 from fleuve.config.settings import Settings
 from fleuve.modeling.loading import DTYPES, load_model, pick_device, resolve_model
 from fleuve.train import checkpoint
-from fleuve.train.metrics import StartOfStep, batch_metrics, learnt_tokens
-from fleuve.train.microbatch import Minibatch, make_micro_batches, sample_of
+from fleuve.train.anchors import Anchors, find_anchors, proximal_of
+from fleuve.train.credit import Credits, PerToken, assign_credit, with_credit
+from fleuve.train.metrics import StartOfStep, batch_metrics, credit_metrics, learnt_tokens
+from fleuve.train.microbatch import MicroBatch, Minibatch, evaluate_samples, make_micro_batches, sample_of
 from fleuve.train.optimizer import MasterOptimizer
+from fleuve.train.parts import open_critic, open_reference, policy_loss_of
 from fleuve.train.policy import Policy
-from fleuve.types import Batch, StepResult, WeightFile
+from fleuve.train.record import Accumulated, UpdateRecord
+from fleuve.types import Batch, BoolArray, StepResult, Trajectory, WeightFile
 from fleuve.weights.store import WeightStore
 
-Advantages = list[list[float | None]]
-"""`[groups, samples]`, None where an answer has no reward."""
+
+class _InterruptedError(Exception):
+    """The step is to end, and has not come to its first update."""
 
 
 class Trainer:
@@ -53,38 +59,47 @@ class Trainer:
         self.policy = Policy(
             self.model, settings.rollout.temperature, trainer.logprob_chunk, trainer.activation_checkpointing
         )
+        self.loss = policy_loss_of(settings)
+        self.reference = open_reference(settings, self.device)
+        self.critic = open_critic(settings, self.policy)
 
     def step(self, batch: Batch) -> StepResult:
         """Make version `batch.version + 1`.
 
-        A minibatch in which nothing can be learnt (all advantages zero, or all tokens masked) gives no update: AdamW
-        would move the weights by its momentum alone. A loss or gradient that is NaN or infinite gives none either. Both
-        are counted, and the version advances all the same: the batch was consumed.
+        A minibatch in which nothing can be learnt (all advantages zero and no regulariser, or all tokens masked) gives
+        no update: AdamW would move the weights by its momentum alone. A loss or gradient that is NaN or infinite gives
+        none either. Both are counted, and the version advances all the same: the batch was consumed.
 
         An interrupted step keeps the minibatches that it finished; if there are none, no version is made.
 
         Raises:
-            ValueError: the batch is for another version than the one held, a sequence is over the token budget, or
-                a reward is not finite.
+            ValueError: the batch is for another version than the one held, or a sequence is over the token budget.
         """
         if batch.version != self.version:
             raise ValueError(f"the batch is for version {batch.version}, the trainer holds version {self.version}")
-        advantages = self._advantages(batch)
-        minibatches = self._minibatches(batch, advantages)
+        began = time.perf_counter()
+        try:
+            credits = self._credits(batch)
+        except _InterruptedError:
+            nothing: list[list[float | None]] = [[None for _ in group.trajectories] for group in batch.groups]
+            return StepResult(version=self.version, metrics={}, advantages=nothing, trained=[])
+        minibatches = self._minibatches(batch, credits)
         start = StartOfStep(self.version)
 
         before = time.perf_counter()
-        proximal = self._proximal([m for m in minibatches if m.micro_batches], start)
+        anchors = find_anchors(
+            minibatches, self.settings.algorithm, self.policy, self.reference, start, self.interrupted.is_set
+        )
         between = time.perf_counter()
-        done, metrics = self._update(minibatches, proximal, start)
+        done, metrics = self._update(minibatches, anchors, start)
         after = time.perf_counter()
 
         trained = [group for m in minibatches[:done] for group in m.groups]
         self.version += bool(trained)
         metrics |= batch_metrics(Batch(version=batch.version, groups=trained), self.settings.control.max_staleness)
-        metrics |= start.metrics()
-        metrics["time/proximal"] = between - before
-        metrics["time/update"] = after - between
+        metrics |= credit_metrics(credits) | start.metrics()
+        metrics |= {"time/credit": before - began, "time/proximal": between - before, "time/update": after - between}
+        advantages = [[None if credit is None else credit.mean for credit in row] for row in credits]
         return StepResult(
             version=self.version, metrics=metrics, advantages=advantages, trained=[group.id for group in trained]
         )
@@ -98,136 +113,153 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         """Write a checkpoint directory; see `checkpoint.save`."""
-        checkpoint.save(path, self.model, self.optimizer, self.version, self.source)
+        checkpoint.save(path, self.model, self.optimizer, self.version, self.source, self.critic)
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint directory: the following steps are those that would have followed its `save`."""
-        self.version = checkpoint.load(path, self.optimizer)
+        self.version = checkpoint.load(path, self.optimizer, self.critic)
 
-    def _advantages(self, batch: Batch) -> Advantages:
-        normalise = self.settings.algorithm.normalise == "group"
-        return [group_relative([t.reward for t in group.trajectories], normalise) for group in batch.groups]
+    def _credits(self, batch: Batch) -> Credits:
+        """The advantage of every token that may be learnt."""
+        algorithm = self.settings.algorithm
+        kl = values = None
+        if self.reference is not None and algorithm.kl_in == "reward":
+            reference, estimate = self.reference, ESTIMATORS[algorithm.kl_estimator]
+            kl = self._evaluate(batch, lambda m: estimate(m.behaviour, reference.logprobs(m)[0]))
+        if self.critic is not None:
+            values = self._evaluate(batch, self.critic.values)
+        limit = self.settings.rollout.max_new_tokens
+        return assign_credit(batch.groups, algorithm, limit, self._learnt(batch), kl, values)
 
-    def _minibatches(self, batch: Batch, advantages: Advantages) -> list[Minibatch]:
+    def _learnt(self, batch: Batch) -> Callable[[Trajectory], BoolArray]:
+        control = self.settings.control
+        oldest = batch.version - control.max_staleness if control.overdue == "mask" else None
+        return lambda trajectory: learnt_tokens(trajectory, oldest)
+
+    @torch.no_grad()
+    def _evaluate(self, batch: Batch, compute: Callable[[MicroBatch], Tensor]) -> PerToken:
+        """`compute`'s `[targets]` on every sampled token of every answer of the batch."""
+
+        def computed(m: MicroBatch) -> Tensor:
+            if self.interrupted.is_set():
+                raise _InterruptedError
+            return compute(m)
+
+        places = [(g, i) for g, group in enumerate(batch.groups) for i in range(len(group.trajectories))]
+        answers = [batch.groups[g].trajectories[i] for g, i in places]
+        samples = [sample_of(t, t.loss_mask) for t in answers]
+        micro_batches = make_micro_batches(samples, self.settings.trainer.token_budget, self.device)
+        found = dict(zip(places, evaluate_samples(samples, micro_batches, computed), strict=True))
+        return lambda g, i: found[g, i]
+
+    def _minibatches(self, batch: Batch, credits: Credits) -> list[Minibatch]:
         """The batch split by groups, in the order given.
 
-        Answers with zero advantage have no gradient and do not go through the model, but their tokens count in the
-        loss's denominator as everybody's do.
+        Answers that have no gradient, since their advantages are zero and nothing else is learnt from them, do not go
+        through the model; but their tokens count in the loss's totals as everybody's do.
         """
-        control, trainer = self.settings.control, self.settings.trainer
-        oldest = batch.version - control.max_staleness if control.overdue == "mask" else None
+        settings = self.settings
+        learnt_of = self._learnt(batch)
+        everything = settings.algorithm.regularised or self.critic is not None
         minibatches = []
-        for part in split_evenly(len(batch.groups), trainer.minibatches):
-            samples, loss_tokens = [], 0
-            for group, group_advantages in zip(batch.groups[part], advantages[part], strict=True):
-                for trajectory, advantage in zip(group.trajectories, group_advantages, strict=True):
-                    if advantage is None:
+        for part in split_evenly(len(batch.groups), settings.trainer.minibatches):
+            samples, tokens, answers = [], 0, 0
+            for group, row in zip(batch.groups[part], credits[part], strict=True):
+                for trajectory, credit in zip(group.trajectories, row, strict=True):
+                    if credit is None:
                         continue
-                    learnt = learnt_tokens(trajectory, oldest)
-                    loss_tokens += int(learnt.sum())
-                    if advantage != 0.0:
-                        samples.append(sample_of(trajectory, advantage, learnt))
-            micro_batches = make_micro_batches(samples, trainer.token_budget, self.device)
-            minibatches.append(Minibatch(batch.groups[part], micro_batches, loss_tokens))
+                    learnt = learnt_of(trajectory)
+                    tokens += int(learnt.sum())
+                    answers += bool(learnt.any())
+                    if everything or bool(credit.advantages.any()):
+                        samples.append(with_credit(sample_of(trajectory, learnt), credit))
+            micro_batches = make_micro_batches(samples, settings.trainer.token_budget, self.device)
+            minibatches.append(Minibatch(batch.groups[part], micro_batches, Totals(tokens, answers)))
         return minibatches
 
-    def _proximal(self, minibatches: list[Minibatch], start: StartOfStep) -> list[list[Tensor | None]]:
-        """What the clip is centred on: log-probabilities `[targets]` of every micro-batch of every minibatch.
-
-        None stands for "the current policy's own, detached": until the first update the current policy *is* the
-        proximal one, so the first minibatch's forward pass gives both.
-        """
-        if self.settings.algorithm.proximal == "behaviour":
-            return [[m.behaviour for m in minibatch.micro_batches] for minibatch in minibatches]
-        proximal: list[list[Tensor | None]] = [[None] * len(m.micro_batches) for m in minibatches[:1]]
-        with torch.no_grad():
-            for minibatch in minibatches[1:]:
-                values: list[Tensor | None] = []
-                for m in minibatch.micro_batches:
-                    if self.interrupted.is_set():
-                        return proximal
-                    logprobs, entropies = self.policy.logprobs(m, entropy=True)
-                    start.add(m, logprobs, entropies)
-                    values.append(logprobs)
-                proximal.append(values)
-        return proximal
-
     def _update(
-        self, minibatches: list[Minibatch], proximal: list[list[Tensor | None]], start: StartOfStep
+        self, minibatches: list[Minibatch], anchors: list[Anchors], start: StartOfStep
     ) -> tuple[int, dict[str, float]]:
         """One optimiser update a minibatch; returns how many minibatches were done, and the metrics of the updates."""
         learning_rate = self._learning_rate()
-        centres = iter(proximal)
-        done, skipped, nonfinite = 0, 0, 0
-        losses: list[float] = []
-        norms: list[float] = []
-        sums: LossSums | None = None
-        for minibatch in minibatches:
+        record = UpdateRecord(learning_rate)
+        for number, (minibatch, anchor) in enumerate(zip(minibatches, anchors, strict=False)):
             if self.interrupted.is_set():
                 break
             if not minibatch.micro_batches:
-                skipped += 1
-                done += 1
+                record.skip()
                 continue
-            first = not losses and not nonfinite
-            accumulated = self._accumulate(minibatch, next(centres), start if first else None)
+            untouched = record.updates == 0 and all(p is None for p in anchor.proximal)
+            accumulated = self._accumulate(minibatch, anchor, number / len(minibatches), start if untouched else None)
             if accumulated is None:
                 break
-            loss, minibatch_sums = accumulated
-            norm, updated = self.optimizer.step(learning_rate, self.settings.trainer.max_grad_norm, math.isfinite(loss))
-            done += 1
-            if updated:
-                losses.append(loss)
-                norms.append(norm)
-                sums = minibatch_sums if sums is None else sums + minibatch_sums
-            else:
-                nonfinite += 1
-        metrics = {
-            "loss/learning_rate": learning_rate,
-            "loss/skipped_minibatches": float(skipped),
-            "loss/skipped_nonfinite": float(nonfinite),
-        }
-        if sums is None and skipped and not nonfinite:  # nothing to learn: that is a loss and a gradient of zero
-            metrics |= {"loss/policy": 0.0, "loss/grad_norm": 0.0}
-        if sums is not None:
-            metrics["loss/policy"] = sum(losses) / len(losses)
-            metrics["loss/grad_norm"] = sum(norms) / len(norms)
-            metrics |= sums.metrics()
-        return done, metrics
+            record.add(accumulated, *self._apply(accumulated, learning_rate))
+        return record.done, record.metrics()
 
     def _accumulate(
-        self, minibatch: Minibatch, proximal: list[Tensor | None], start: StartOfStep | None
-    ) -> tuple[float, LossSums] | None:
-        """Add up the gradient of one minibatch; returns its loss and sums, or None if interrupted (and forgets it).
+        self, minibatch: Minibatch, anchor: Anchors, progress: float, start: StartOfStep | None
+    ) -> Accumulated | None:
+        """Add up the gradients of one minibatch, or forget them and return None if interrupted.
 
-        `start` is given while the weights are still those of the start of the step.
+        `start` is given while the weights are still those of the start of the step, and nobody has told it of them.
         """
         algorithm = self.settings.algorithm
-        total, sums = 0.0, None
-        for m, centre in zip(minibatch.micro_batches, proximal, strict=True):
+        accumulated = Accumulated()
+        parts = zip(minibatch.micro_batches, anchor.proximal, anchor.reference, strict=True)
+        for m, recomputed, reference in parts:
             if self.interrupted.is_set():
                 self.optimizer.zero_grad()
+                if self.critic is not None:
+                    self.critic.zero_grad()
                 return None
-            logprobs, entropies = self.policy.logprobs(m, entropy=start is not None)
-            if start is not None:
-                start.add(m, logprobs, entropies)
-            loss, part = policy_loss(
-                logprobs,
-                logprobs if centre is None else centre,
-                m.behaviour,
-                m.advantages,
-                torch.ones_like(m.advantages, dtype=torch.bool),
-                denominator=minibatch.loss_tokens,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
-                cap=algorithm.cap,
-                cap_value=algorithm.cap_value,
-            )
+            with torch.set_grad_enabled(not self._only_critic):
+                bonus = self.loss.entropy_coefficient != 0
+                output = self.policy.outputs(m, entropy=bonus or start is not None)
+                if start is not None:
+                    start.add(m, output.logprobs, output.entropies)
+                inputs = LossInputs(
+                    logprobs=output.logprobs,
+                    proximal=proximal_of(m, recomputed, output.logprobs, algorithm, self.version, progress),
+                    behaviour=m.behaviour,
+                    advantages=m.advantages,
+                    staleness=self.version - m.versions,
+                    answers=m.answers,
+                    reference=reference,
+                    entropies=output.entropies if bonus else None,
+                )
+                loss, sums = self.loss(inputs, minibatch.totals, anchor.weight_limit)
+            accumulated.add_policy(loss, sums)
+            if self.critic is not None:
+                values = self.critic.values(m, output.hidden if self.critic.shared else None)
+                everywhere = torch.ones_like(m.returns, dtype=torch.bool)
+                value_loss, value_sums = self.critic.loss(
+                    values, m.values, m.returns, everywhere, denominator=minibatch.totals.tokens
+                )
+                accumulated.add_critic(value_loss, value_sums)
+                loss = value_loss if self._only_critic else loss + value_loss
             loss.backward()
-            total += float(loss.detach())
-            sums = part if sums is None else sums + part
-        assert sums is not None  # a minibatch without micro-batches does not come here
-        return total, sums
+        return accumulated
+
+    def _apply(self, accumulated: Accumulated, learning_rate: float) -> tuple[float | None, float | None]:
+        """One update of the policy and one of the critic. Returns the norms of their gradients: None where there was no
+        update, NaN or infinite where it was refused."""
+        limit = self.settings.trainer.max_grad_norm
+        usable = accumulated.finite
+        norm = critic_norm = None
+        if self._only_critic:
+            self.optimizer.zero_grad()
+        else:
+            norm, updated = self.optimizer.step(learning_rate, limit, usable)
+            norm = norm if updated else math.nan
+        if self.critic is not None:
+            critic_norm, updated = self.critic.step(usable)
+            critic_norm = critic_norm if updated else math.nan
+        return norm, critic_norm
+
+    @property
+    def _only_critic(self) -> bool:
+        """Whether this step leaves the policy as it is, while the critic learns what it is worth."""
+        return self.critic is not None and self.critic.warming_up(self.version)
 
     def _learning_rate(self) -> float:
         trainer = self.settings.trainer

@@ -50,7 +50,7 @@ async def _served(
         await child.stop()
 
 
-async def test_steps_through_the_server_are_the_trainer_s_own(model: Path, tmp_path: Path) -> None:
+async def test_steps_through_the_server_are_the_trainer_s_own(model: Path, tmp_path: Path, one_thread: None) -> None:
     local = make_trainer(model, tmp_path / "local")
     async with _served(model, tmp_path) as (client, child):
         first = await client.publish()

@@ -1,0 +1,102 @@
+"""The fixed policies that a step's updates are held to: the proximal one and the reference, on the step's own tokens.
+
+Both are evaluated before the first update, while the weights are still those of the start of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fleuve.algorithms.corrections import second_moment_limit
+from fleuve.algorithms.proximal import interpolate
+from fleuve.config.settings import AlgorithmSettings
+from fleuve.train.metrics import StartOfStep
+from fleuve.train.microbatch import MicroBatch, Minibatch
+from fleuve.train.policy import Policy
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Of one minibatch, a tensor `[targets]` for each micro-batch. None in `proximal` stands for "from the current
+    policy's own": see `proximal_of`. `weight_limit` is second-moment masking's."""
+
+    proximal: list[Tensor | None]
+    reference: list[Tensor | None]
+    weight_limit: float | None = None
+
+
+def find_anchors(
+    minibatches: Sequence[Minibatch],
+    algorithm: AlgorithmSettings,
+    policy: Policy,
+    reference: Policy | None,
+    start: StartOfStep,
+    stopped: Callable[[], bool],
+) -> list[Anchors]:
+    """Evaluate what the settings ask for; `start` is told of every forward pass of the policy.
+
+    Until the first update the current policy *is* the proximal one, so the first minibatch's own forward pass gives
+    both, and only the others need one more (the first too, where its weights must be known before it begins).
+
+    Returns:
+        One for each minibatch; fewer if `stopped()` in between.
+    """
+    anchors: list[Anchors] = []
+    for number, minibatch in enumerate(minibatches):
+        needs_pass = algorithm.proximal == "recompute" and (number > 0 or algorithm.cap == "second_moment")
+        proximal: list[Tensor | None] = []
+        referred: list[Tensor | None] = []
+        for m in minibatch.micro_batches:
+            if stopped():
+                return anchors
+            proximal.append(_recomputed(m, policy, start) if needs_pass else None)
+            referred.append(_evaluated(m, reference) if reference is not None and algorithm.kl_in == "loss" else None)
+        anchors.append(Anchors(proximal, referred, _weight_limit(minibatch, proximal, algorithm)))
+    return anchors
+
+
+def proximal_of(
+    m: MicroBatch,
+    recomputed: Tensor | None,
+    logprobs: Tensor,
+    algorithm: AlgorithmSettings,
+    version: int,
+    progress: float,
+) -> Tensor:
+    """What the clip is centred on, `[targets]`, in a step that starts from `version`.
+
+    Args:
+        recomputed: as `find_anchors` gave it.
+        logprobs: of the current policy.
+        progress: the share of the step's updates that are done.
+    """
+    if algorithm.proximal == "behaviour":
+        return m.behaviour
+    if algorithm.proximal == "interpolate":
+        return interpolate(logprobs, m.behaviour, version - m.versions, progress)
+    return logprobs.detach() if recomputed is None else recomputed
+
+
+@torch.no_grad()
+def _recomputed(m: MicroBatch, policy: Policy, start: StartOfStep) -> Tensor:
+    logprobs, entropies = policy.logprobs(m, entropy=True)
+    start.add(m, logprobs, entropies)
+    return logprobs
+
+
+@torch.no_grad()
+def _evaluated(m: MicroBatch, policy: Policy) -> Tensor:
+    return policy.logprobs(m)[0]
+
+
+def _weight_limit(
+    minibatch: Minibatch, proximal: Sequence[Tensor | None], algorithm: AlgorithmSettings
+) -> float | None:
+    if algorithm.cap != "second_moment":
+        return None
+    weights = [p - m.behaviour for p, m in zip(proximal, minibatch.micro_batches, strict=True) if p is not None]
+    return second_moment_limit(torch.cat(weights), algorithm.second_moment_budget)

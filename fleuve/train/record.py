@@ -1,0 +1,91 @@
+"""What the updates of a step came to: losses, norms and sums, gathered minibatch by minibatch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fleuve.algorithms.diagnostics import LossSums
+from fleuve.algorithms.values import ValueSums
+
+
+@dataclass
+class Accumulated:
+    """One minibatch's losses, its micro-batches added up. The sums are None until there is one."""
+
+    policy_loss: float = 0.0
+    critic_loss: float = 0.0
+    sums: LossSums | None = None
+    value_sums: ValueSums | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether what it was added up from can be learnt from."""
+        return math.isfinite(self.policy_loss) and math.isfinite(self.critic_loss)
+
+    def add_policy(self, loss: Tensor, sums: LossSums) -> None:
+        """One micro-batch of the policy's."""
+        self.policy_loss += float(loss.detach())
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def add_critic(self, loss: Tensor, sums: ValueSums) -> None:
+        """And the critic's."""
+        self.critic_loss += float(loss.detach())
+        self.value_sums = sums if self.value_sums is None else self.value_sums + sums
+
+
+@dataclass
+class UpdateRecord:
+    """The updates of one step. `updates` counts those that were computed, refused ones too."""
+
+    learning_rate: float
+    skipped: int = 0
+    refused: int = 0
+    updates: int = 0
+    whole: Accumulated = field(default_factory=Accumulated)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    critic_norms: list[float] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        """Minibatches that are dealt with."""
+        return self.skipped + self.updates
+
+    def skip(self) -> None:
+        """A minibatch without anything to learn."""
+        self.skipped += 1
+
+    def add(self, minibatch: Accumulated, norm: float | None, critic_norm: float | None) -> None:
+        """A minibatch and the norms of its gradients: None for who was not to be updated, NaN for who was refused."""
+        self.updates += 1
+        if any(n is not None and math.isnan(n) for n in (norm, critic_norm)):
+            self.refused += 1
+            return
+        self.losses.append(minibatch.policy_loss)
+        self.norms += [] if norm is None else [norm]
+        self.critic_norms += [] if critic_norm is None else [critic_norm]
+        whole, sums, value_sums = self.whole, minibatch.sums, minibatch.value_sums
+        if sums is not None:
+            whole.sums = sums if whole.sums is None else whole.sums + sums
+        if value_sums is not None:
+            whole.value_sums = value_sums if whole.value_sums is None else whole.value_sums + value_sums
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates and over their tokens, by name; what was measured on nothing is absent."""
+        metrics = {
+            "loss/learning_rate": self.learning_rate,
+            "loss/skipped_minibatches": float(self.skipped),
+            "loss/skipped_nonfinite": float(self.refused),
+        }
+        if self.skipped and not self.updates:  # nothing to learn: that is a loss and a gradient of zero
+            metrics |= {"loss/policy": 0.0, "loss/grad_norm": 0.0}
+        means = {"loss/policy": self.losses, "loss/grad_norm": self.norms, "critic/grad_norm": self.critic_norms}
+        metrics |= {name: sum(values) / len(values) for name, values in means.items() if values}
+        if self.whole.sums is not None:
+            metrics |= self.whole.sums.metrics()
+        if self.whole.value_sums is not None:
+            metrics |= self.whole.value_sums.metrics()
+        return metrics
