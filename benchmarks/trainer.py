@@ -59,6 +59,7 @@ class PaddedRows:
     targets: Tensor
     behaviour: Tensor
     advantages: Tensor
+    answers: Answers
 
 
 def make_samples(count: int, vocabulary: int, median: float, longest: int, seed: int = 0) -> list[Sample]:
@@ -69,10 +70,9 @@ def make_samples(count: int, vocabulary: int, median: float, longest: int, seed:
         answer = int(np.clip(rng.lognormal(np.log(median), 0.7), 2, longest))
         tokens = rng.integers(3, vocabulary, PROMPT + answer).astype(np.int32)
         targets = np.arange(PROMPT, len(tokens), dtype=np.int32)
+        advantage = np.full(answer, rng.standard_normal(), np.float32)
         behaviour = -np.log(vocabulary) + 0.1 * rng.standard_normal(answer)
-        samples.append(
-            Sample(tokens, targets, behaviour.astype(np.float32), np.zeros(answer, np.int32), rng.standard_normal())
-        )
+        samples.append(Sample(tokens, targets, behaviour.astype(np.float32), np.zeros(answer, np.int32), advantage))
     return samples
 
 
@@ -99,9 +99,8 @@ def _padded_rows(samples: Sequence[Sample], width: int) -> PaddedRows:
         attention_mask=mask,
         targets=torch.from_numpy(np.concatenate([s.tokens[s.targets] for s in samples]).astype(np.int64)),
         behaviour=torch.from_numpy(np.concatenate([s.behaviour for s in samples])),
-        advantages=torch.from_numpy(
-            np.concatenate([np.full(len(s.targets), s.advantage, dtype=np.float32) for s in samples])
-        ),
+        advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])),
+        answers=Answers.of([len(s.targets) for s in samples]),
     )
 
 

@@ -18,8 +18,8 @@ _BOUNDS = torch.tensor([bound for bound, _ in BUCKETS if bound is not None])
 
 
 class TokenFacts(NamedTuple):
-    """Of each token, all `[tokens]` and without gradient: `staleness`; whether the clip cut its gradient at its upper or
-    lower bound; whether the correction dropped the token or bounded its weight; log π_θ/π_prox; log π_prox/π_behav."""
+    """Of each token, all `[tokens]` and without gradient: `staleness`; whether the clip cut its gradient at its upper
+    or lower bound; whether the correction dropped the token or bounded its weight; log π_θ/π_prox; log π_prox/π_behav."""
 
     staleness: Tensor
     clipped_high: Tensor
@@ -48,8 +48,8 @@ class LossSums(NamedTuple):
         `behaviour_weight_mean`, `behaviour_weight_max`: of w = π_prox / π_behav before any cap.
         `effective_sample_size`: (Σw)² / (n Σw²): 1 when all weights are equal, 1/n when one token has it all.
         `approx_kl`, `kl_behaviour_proximal`, `kl_behaviour_current`: KL(π_prox ‖ π_θ), KL(π_behav ‖ π_prox) and
-        KL(π_behav ‖ π_θ) by the estimator x − 1 − log x of Schulman's note (2020), x the ratio of the second policy to the
-        first; the tokens are the behaviour policy's, so the first of the three is approximate.
+        KL(π_behav ‖ π_θ) by the estimator x − 1 − log x of Schulman's note (2020), x the ratio of the second policy to
+        the first; the tokens are the behaviour policy's, so the first of the three is approximate.
         """
         totals = _metrics(self.sums.sum(0).tolist(), float(self.weight_max.max()))
         metrics = {f"loss/{name}": value for name, value in totals.items() if name != "tokens"}

@@ -4,10 +4,10 @@ With the log-probabilities of the current (θ), proximal and behaviour policy, r
 
     loss = − Σ_t  n_t · cap(w_t) · objective(r_t, A_t)  +  β Σ_t n_t · KL(π_θ ‖ π_ref)_t  −  c Σ_t n_t · H_t
 
-With PPO's objective, min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), and n_t = 1/N this is decoupled PPO. The clip keeps θ near
-the *proximal* policy, the weights at the start of the step, however old the sampler was; w, which carries no gradient,
-corrects for who really sampled. w is always applied. When the proximal policy is taken to be the behaviour policy itself,
-w = 1 and what remains is PPO as first published ("naive": its clip is centred on old weights).
+With PPO's objective, min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), and n_t = 1/N this is decoupled PPO. The clip keeps θ
+near the *proximal* policy, the weights at the start of the step, however old the sampler was; w, which carries no
+gradient, corrects for who really sampled. w is always applied. When the proximal policy is taken to be the behaviour
+policy itself, w = 1 and what remains is PPO as first published ("naive": its clip is centred on old weights).
 
 Sources: Hilton et al. 2022 (Batch size-invariance for policy optimization, the decoupled objective); Fu et al. 2025
 (AReaL, section 5.2); and each part's own, in the module that it is from.

@@ -151,8 +151,8 @@ def settings_from(model: type[S], values: dict[str, Any], words: Sequence[str], 
 
 
 def _forget_preset(values: dict[str, Any]) -> None:
-    """Take out of `[algorithm]` what is there only because its own preset says so. Another preset, chosen by a flag, can
-    then take effect even on the resolved settings of a run, in which every value is written."""
+    """Take out of `[algorithm]` what is there only because its own preset says so. Another preset, chosen by a flag,
+    can then take effect even on the resolved settings of a run, in which every value is written."""
     table = values.get("algorithm")
     if not isinstance(table, dict):
         return

@@ -69,10 +69,10 @@ def test_a_flag_can_choose_another_preset_for_the_resolved_settings_of_a_run(bef
 def test_a_misspelt_preset_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean dapo"):
         load(tmp_path, 'preset = "dpao"')
-    with pytest.raises(UserError, match="algorithm.preset"):
+    with pytest.raises(UserError, match=r"algorithm\.preset"):
         load(tmp_path, "preset = 3")
 
 
 def test_second_moment_masking_needs_the_proximal_forward(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match='needs algorithm.proximal = "recompute"'):
+    with pytest.raises(UserError, match=r'needs algorithm\.proximal = "recompute"'):
         load(tmp_path, 'cap = "second_moment"\nproximal = "interpolate"')

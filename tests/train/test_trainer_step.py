@@ -11,6 +11,9 @@ from tiny import make_batch, make_trainer, same_weights, save_tiny_model, weight
 from transformers import AutoModelForCausalLM
 
 from fleuve.algorithms.advantages import group_relative
+from fleuve.train.anchors import find_anchors
+from fleuve.train.metrics import StartOfStep
+from fleuve.train.microbatch import make_micro_batches, sample_of
 from fleuve.train.trainer import Trainer, split_evenly
 from fleuve.types import Batch, Trajectory
 
@@ -120,8 +123,11 @@ def test_overdue_tokens_get_no_gradient_and_do_not_count(model: Path, tmp_path: 
 
 
 def _gradient(trainer: Trainer, batch: Batch) -> dict[str, torch.Tensor]:
-    minibatch = trainer._minibatches(batch, trainer._advantages(batch))[0]
-    trainer._accumulate(minibatch, [None] * len(minibatch.micro_batches), None)
+    (minibatch, *_) = trainer._minibatches(batch, trainer._credits(batch))
+    start = StartOfStep(trainer.version)
+    algorithm, policy = trainer.settings.algorithm, trainer.policy
+    (anchors,) = find_anchors([minibatch], algorithm, policy, trainer.reference, start, lambda: False)
+    trainer._accumulate(minibatch, anchors, 0.0, None)
     return {name: m.grad.clone() for name, m in trainer.optimizer.masters.items()}
 
 
@@ -160,7 +166,7 @@ def test_an_excluded_answer_is_as_if_it_had_never_been(model: Path, tmp_path: Pa
     ra, rb = a.step(batch), b.step(without)
     assert same_weights(weights_of(a), weights_of(b))
     assert [x[1] for x in ra.advantages] == [None] * 4
-    times = {"time/proximal", "time/update"}
+    times = {"time/credit", "time/proximal", "time/update"}
     assert {k: v for k, v in ra.metrics.items() if k not in times} == {
         k: v for k, v in rb.metrics.items() if k not in times
     }
@@ -198,10 +204,15 @@ def test_a_step_in_which_all_rewards_tie_changes_nothing_but_the_version(model: 
 NOT_MEASURED_WITHOUT_SIGNAL = {  # no answer went through the model, and no value would be true
     "loss/entropy",
     "loss/clip_fraction",
+    "loss/clip_high_fraction",
+    "loss/clip_low_fraction",
     "loss/capped_fraction",
     "loss/behaviour_weight_mean",
+    "loss/behaviour_weight_max",
     "loss/effective_sample_size",
     "loss/approx_kl",
+    "loss/kl_behaviour_proximal",
+    "loss/kl_behaviour_current",
     "mismatch/logprob_abs_mean",
 }
 
@@ -211,7 +222,8 @@ def test_a_step_without_signal_reports_what_every_step_reports(model: Path, tmp_
     trainer = make_trainer(model, tmp_path / "w")
     plain = trainer.step(make_batch(seed=0)).metrics
     skipped = trainer.step(_tie(make_batch(seed=1, version=1), slice(None))).metrics
-    assert plain.keys() - skipped.keys() == NOT_MEASURED_WITHOUT_SIGNAL
+    lost = plain.keys() - skipped.keys()
+    assert {name for name in lost if not name.startswith("by_staleness/")} == NOT_MEASURED_WITHOUT_SIGNAL
     assert not skipped.keys() - plain.keys()
     assert (skipped["loss/policy"], skipped["loss/grad_norm"]) == (0.0, 0.0)
 
@@ -226,16 +238,19 @@ def test_a_minibatch_without_signal_is_skipped_and_the_other_trained(model: Path
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
-def test_numbers_that_are_not_finite_never_reach_the_weights(model: Path, tmp_path: Path, bad: float) -> None:
-    """A NaN poisons its minibatch alone; an infinite log-ratio is clamped, and capped."""
-    trainer = make_trainer(model, tmp_path / "w")
+@pytest.mark.parametrize("cap", ["mask", "none"])
+def test_numbers_that_are_not_finite_never_reach_the_weights(model: Path, tmp_path: Path, bad: float, cap: str) -> None:
+    """A token whose weight is NaN is masked as one beyond the cap is; without a cap it poisons its minibatch alone. An
+    infinite log-ratio is clamped."""
+    trainer = make_trainer(model, tmp_path / "w", algorithm={"cap": cap})
+    poisons = math.isnan(bad) and cap == "none"
     batch = make_batch(seed=0)
     answer = batch.groups[0].trajectories[0]
     answer.loss_mask[:] = True
     answer.logprobs[0] = bad
     result = trainer.step(batch)
-    assert result.metrics["loss/skipped_nonfinite"] == (1.0 if math.isnan(bad) else 0.0)
-    assert float(trainer.optimizer.state()["step/model.norm.weight"]) == (1.0 if math.isnan(bad) else 2.0)
+    assert result.metrics["loss/skipped_nonfinite"] == (1.0 if poisons else 0.0)
+    assert float(trainer.optimizer.state()["step/model.norm.weight"]) == (1.0 if poisons else 2.0)
     assert all(torch.isfinite(w).all() for w in weights_of(trainer).values())
 
 
@@ -374,9 +389,7 @@ def test_training_raises_the_probability_of_rewarded_tokens(model: Path, tmp_pat
                 loss_mask=np.ones(1, dtype=bool),
                 finish_reason="stop",
             )
-            from fleuve.train.microbatch import make_micro_batches, sample_of
-
-            (m,) = make_micro_batches([sample_of(answer, 1.0, answer.loss_mask)], 64)
+            (m,) = make_micro_batches([sample_of(answer, answer.loss_mask)], 64)
             return float(trainer.policy.logprobs(m)[0].exp())
 
     before = probability()
