@@ -19,7 +19,8 @@ _BOUNDS = torch.tensor([bound for bound, _ in BUCKETS if bound is not None])
 
 class TokenFacts(NamedTuple):
     """Of each token, all `[tokens]` and without gradient: `staleness`; whether the clip cut its gradient at its upper
-    or lower bound; whether the correction dropped the token or bounded its weight; log π_θ/π_prox; log π_prox/π_behav."""
+    or lower bound; whether the correction dropped the token or bounded its weight; log π_θ/π_prox; log
+    π_prox/π_behav."""
 
     staleness: Tensor
     clipped_high: Tensor
