@@ -22,7 +22,7 @@ import multiprocessing
 import os
 import statistics
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +38,15 @@ from fleuve.config.settings import Settings
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "quickstart.toml"
 DOCS = ROOT / "docs"
-SETTING = [
-    "--control.batch_size=12",
-    "--trainer.minibatches=4",
-    "--trainer.learning_rate=1e-4",
-    "--algorithm.clip_low=0.1",
-    "--algorithm.clip_high=0.1",
-]
+SETTING = ["--control.batch_size=24", "--trainer.minibatches=2", "--trainer.learning_rate=1e-4"]
 STEPS, PROBLEMS, SAMPLES = 80, 256, 2
 LATEST = (16, 12, 8, 4, 0)
 """How many steps before the last the evaluated versions lie."""
 
 RATIO = 2.0
 """Training a batch takes this many times as long as a full engine takes to generate it."""
+CLIP = 0.05
+"""ε, below and above: tight, but no synchronous run feels it, since a step moves few tokens by more."""
 
 UNBOUNDED = 1_000_000
 ETAS = (0, 1, 2, 4, 8, 16, UNBOUNDED)
@@ -67,6 +63,7 @@ class Arm:
     overdue: str = "wait"
     interrupt: str = "recompute"
     ratio: float = RATIO
+    clip: float = CLIP
 
     def flags(self) -> list[str]:
         """On top of the quickstart and `SETTING`."""
@@ -75,14 +72,17 @@ class Arm:
             "control.overdue": self.overdue,
             "rollout.interrupt": self.interrupt,
             "algorithm.proximal": METHODS[self.method],
+            "algorithm.clip_low": self.clip,
+            "algorithm.clip_high": self.clip,
         }
         return [*SETTING, *(f"--{key}={value}" for key, value in values.items())]
 
 
-OVERDUE_ETA = INTERRUPT_ETA = 4
 MAIN = [Arm(eta, method) for eta in ETAS for method in METHODS]
-OVERDUE = [Arm(OVERDUE_ETA, overdue=policy) for policy in ("wait", "mask", "train", "drop")]
-INTERRUPT = [Arm(INTERRUPT_ETA, interrupt=mode) for mode in ("recompute", "keep", "finish")]
+WIDER = [Arm(8, method, clip=clip) for clip in (0.1, 0.2) for method in METHODS]
+# Where rollout is no faster than training, long answers meet several versions and their deadlines.
+OVERDUE = [Arm(2, overdue=policy, ratio=1.0) for policy in ("wait", "mask", "train", "drop")]
+INTERRUPT = [Arm(2, interrupt=mode, ratio=1.0) for mode in ("recompute", "keep", "finish")]
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _read(kept: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _name(arm: Arm) -> str:
     eta = "unbounded" if arm.eta == UNBOUNDED else str(arm.eta)
-    return f"eta {eta}, {arm.method}, overdue {arm.overdue}, interrupt {arm.interrupt}"
+    return f"eta {eta}, {arm.method}, overdue {arm.overdue}, interrupt {arm.interrupt}, clip {arm.clip}"
 
 
 def row(arm: Arm, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -178,10 +178,8 @@ def row(arm: Arm, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return statistics.fmean(float(r[name]) for r in results)
 
     return {
+        **dataclasses.asdict(arm),
         "eta": "unbounded" if arm.eta == UNBOUNDED else arm.eta,
-        "method": arm.method,
-        "overdue": arm.overdue,
-        "interrupt": arm.interrupt,
         "seeds": len(results),
         "solved": statistics.fmean(solved),
         "solved_min": min(solved),
@@ -197,67 +195,57 @@ def row(arm: Arm, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def headline(rows: Sequence[Mapping[str, Any]], initial: float) -> dict[str, Any]:
+def headline(by_arm: Mapping[Arm, Mapping[str, Any]], initial: float) -> dict[str, Any]:
     """The final solved rates that one would quote, each the mean over the seeds, with smallest and largest."""
-
-    def find(eta: int, method: str) -> Mapping[str, Any] | None:
-        return next((r for r in rows if r["eta"] == eta and r["method"] == method), None)
-
-    found = {
-        "eta0": find(0, "decoupled"),
-        "eta0_naive": find(0, "naive"),
-        "eta8_decoupled": find(8, "decoupled"),
-        "eta8_naive": find(8, "naive"),
+    quoted = {
+        "eta0": Arm(0),
+        "eta0_naive": Arm(0, "naive"),
+        "eta8_decoupled": Arm(8),
+        "eta8_naive": Arm(8, "naive"),
     }
-    values: dict[str, Any] = {name: r["solved"] for name, r in found.items() if r is not None}
-    for name, r in found.items():
-        if r is not None:
-            values[f"{name}_spread"] = [r["solved_min"], r["solved_max"]]
-            values[f"{name}_staleness"] = {"mean": r["staleness_mean"], "max": r["staleness_max"]}
+    rows = {name: by_arm[arm] for name, arm in quoted.items() if arm in by_arm}
+    values: dict[str, Any] = {name: r["solved"] for name, r in rows.items()}
+    for name, r in rows.items():
+        values[f"{name}_spread"] = [r["solved_min"], r["solved_max"]]
+        values[f"{name}_staleness"] = {"mean": r["staleness_mean"], "max": r["staleness_max"]}
     return {**values, "initial": initial}
 
 
 # --- docs -----------------------------------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[Mapping[str, Any]], initial: float) -> str:
-    """The three tables for the docs."""
-    main = [r for r in rows if r["overdue"] == "wait" and r["interrupt"] == "recompute"]
-    lines = [
-        f"Solved by the initial model: {initial:.3f}.",
-        "",
-        "| η | realised staleness, mean (max) | decoupled | naive |",
-        "|---|---|---|---|",
-    ]
-    for eta in dict.fromkeys(r["eta"] for r in main):
-        by_method = {r["method"]: r for r in main if r["eta"] == eta}
-        first = next(iter(by_method.values()))
-        cells = [_solved(by_method[m]) if m in by_method else "" for m in METHODS]
-        lines.append(f"| {eta} | {first['staleness_mean']:.1f} ({first['staleness_max']}) | {' | '.join(cells)} |")
-    for title, key, arms in (("overdue", "overdue", OVERDUE), ("interrupt", "interrupt", INTERRUPT)):
-        part = [r for arm in arms for r in rows if _is(r, arm)]
-        if not part:
-            continue
+def markdown(by_arm: Mapping[Arm, Mapping[str, Any]], initial: float) -> str:
+    """The tables for the docs. Solved rates are means over the seeds, smallest and largest in brackets."""
+    lines = [f"Solved by the initial model: {initial:.3f}.", ""]
+    lines += ["| η | realised staleness, mean (max) | decoupled | naive |", "|---|---|---|---|"]
+    for eta in ETAS:
+        pair = [by_arm[Arm(eta, method)] for method in METHODS]
+        lines.append(f"| {pair[0]['eta']} | {_staleness(pair[0])} | {' | '.join(map(_solved, pair))} |")
+    lines += ["", "| clip (η = 8) | decoupled | naive |", "|---|---|---|"]
+    for clip in sorted({arm.clip for arm in by_arm}):
+        lines.append(f"| {clip:g} | {' | '.join(_solved(by_arm[Arm(8, method, clip=clip)]) for method in METHODS)} |")
+    for name, arms in (("overdue", OVERDUE), ("interrupt", INTERRUPT)):
         lines += [
             "",
-            f"| `{title}` (η = {part[0]['eta']}, decoupled) | solved | staleness, mean (max) "
+            f"| `{name}` (η = {arms[0].eta}, decoupled, rollout as fast as training) | solved | staleness, mean (max) "
             "| answers of several versions | overdue tokens | groups dropped | virtual seconds |",
             "|---|---|---|---|---|---|---|",
         ]
-        for r in part:
+        for arm in arms:
+            r = by_arm[arm]
             lines.append(
-                f"| `{r[key]}` | {_solved(r)} | {r['staleness_mean']:.1f} ({r['staleness_max']}) | {r['mixed']:.1%} "
-                f"| {r['overdue_tokens']:.2%} | {r['dropped_groups']:.0f} | {r['virtual_seconds']:.0f} |"
+                f"| `{r[name]}` | {_solved(r)} | {_staleness(r)} | {r['mixed']:.1%} "
+                f"| {r['overdue_tokens']:.1%} | {r['dropped_groups']:.0f} | {r['virtual_seconds']:.0f} |"
             )
     return "\n".join(lines) + "\n"
 
 
-def _is(row: Mapping[str, Any], arm: Arm) -> bool:
-    return all(row[key] == getattr(arm, key) for key in ("eta", "method", "overdue", "interrupt"))
-
-
 def _solved(row: Mapping[str, Any]) -> str:
     return f"{row['solved']:.3f} ({row['solved_min']:.3f} to {row['solved_max']:.3f})"
+
+
+def _staleness(row: Mapping[str, Any]) -> str:
+    return f"{row['staleness_mean']:.1f} ({row['staleness_max']})"
 
 
 def between_markers(document: str, text: str) -> str:
@@ -269,7 +257,7 @@ def between_markers(document: str, text: str) -> str:
     return f"{before}{begin}\n{text}{end}{rest.partition(end)[2]}"
 
 
-def plot(path: Path, rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
+def plot(path: Path, by_arm: Mapping[Arm, Mapping[str, Any]], curves: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """Left: final solved rate over η. Right: the training batches' solved rate at η = 8, step by step."""
     import matplotlib
 
@@ -277,16 +265,13 @@ def plot(path: Path, rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Seq
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    main = [r for r in rows if r["overdue"] == "wait" and r["interrupt"] == "recompute"]
-    etas = list(dict.fromkeys(str(r["eta"]) for r in main))
     for method, colour in zip(METHODS, ("tab:blue", "tab:red"), strict=True):
-        part = [r for r in main if r["method"] == method]
-        x = [etas.index(str(r["eta"])) for r in part]
-        y = [r["solved"] for r in part]
+        part = [by_arm[Arm(eta, method)] for eta in ETAS]
         error = [[r["solved"] - r["solved_min"] for r in part], [r["solved_max"] - r["solved"] for r in part]]
-        left.errorbar(x, y, yerr=error, marker="o", capsize=3, color=colour, label=method)
-    left.set(xlabel="η, the bound on staleness", ylabel="solved, held-out problems, last version", ylim=(0, 1))
-    left.set_xticks(range(len(etas)), etas)
+        y = [r["solved"] for r in part]
+        left.errorbar(range(len(ETAS)), y, yerr=error, marker="o", capsize=3, color=colour, label=method)
+    left.set(xlabel="η, the bound on staleness", ylabel="solved, held-out problems, last versions", ylim=(0, 1))
+    left.set_xticks(range(len(ETAS)), [str(by_arm[Arm(eta)]["eta"]) for eta in ETAS])
     left.legend()
     for (name, runs), colour in zip(curves.items(), ("tab:gray", "tab:blue", "tab:red"), strict=False):
         steps = range(1, len(runs[0]) + 1)
@@ -302,25 +287,20 @@ def plot(path: Path, rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Seq
 # --- all of it ------------------------------------------------------------------------------------------------------
 
 
-def unique(arms: Iterable[Arm]) -> list[Arm]:
-    """In order, each once."""
-    return list(dict.fromkeys(arms))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few steps of three arms; writes no docs (a minute)")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="runs at a time, a core each")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--etas", type=int, nargs="*", help="of these η alone, without the rows for policies")
+    parser.add_argument("--only", action="store_true", help="the headline's three arms; writes no docs")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "staleness.jsonl", help="where results are kept")
     args = parser.parse_args()
-    arms = unique([*MAIN, *OVERDUE, *INTERRUPT])
+    arms = list(dict.fromkeys([*MAIN, *WIDER, *OVERDUE, *INTERRUPT]))
     job = Job(arms[0], 0, args.steps or STEPS, PROBLEMS, SAMPLES)
     seeds = args.seeds
-    if args.etas:
-        arms = [arm for arm in MAIN if arm.eta in args.etas]
+    if args.only:
+        arms = [Arm(0), Arm(8), Arm(8, "naive")]
     if args.quick:
         arms = [Arm(0), Arm(8), Arm(8, "naive")]
         job = dataclasses.replace(job, steps=args.steps or 4, problems=32, samples=1)
@@ -328,21 +308,21 @@ def main() -> None:
     # Seed by seed, so that an ablation that is cut short has every arm.
     jobs = [dataclasses.replace(job, arm=arm, seed=seed) for seed in range(seeds) for arm in arms]
     results = carry_out(jobs, args.runs, args.jobs)
-    by_arm = {arm: [r for j, r in zip(jobs, results, strict=True) if j.arm == arm] for arm in arms}
-    rows = [row(arm, found) for arm, found in by_arm.items()]
+    runs = {arm: [r for j, r in zip(jobs, results, strict=True) if j.arm == arm] for arm in arms}
+    by_arm = {arm: row(arm, found) for arm, found in runs.items()}
 
     from _virtual_run import evaluate_initial
 
     initial = evaluate_initial(job.settings(), problems=job.problems, samples=job.samples).accuracy
     assert initial is not None
-    if not args.quick and not args.etas:
+    if not args.quick and not args.only:
         document = DOCS / "staleness.md"
         text = document.read_text() if document.exists() else "# What staleness costs\n"
-        document.write_text(between_markers(text, markdown(rows, initial)))
+        document.write_text(between_markers(text, markdown(by_arm, initial)))
         shown = {"η = 0": Arm(0), "η = 8, decoupled": Arm(8), "η = 8, naive": Arm(8, "naive")}
-        curves = {name: [r["curves"]["reward/solved"] for r in by_arm[arm]] for name, arm in shown.items()}
-        plot(DOCS / "staleness.png", rows, curves)
-    report("staleness", headline(rows, initial), rows)
+        curves = {name: [r["curves"]["reward/solved"] for r in runs[arm]] for name, arm in shown.items()}
+        plot(DOCS / "staleness.png", by_arm, curves)
+    report("staleness", headline(by_arm, initial), list(by_arm.values()))
 
 
 if __name__ == "__main__":
