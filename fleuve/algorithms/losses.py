@@ -106,8 +106,7 @@ class PolicyLoss:
         if self.kl_coefficient:
             if inputs.reference is None:
                 raise ValueError("KL is in the loss, and there are no log-probabilities of the reference")
-            importance = applied * log_ratio.detach().exp()
-            kl = kl_penalty(logprobs, inputs.reference, importance, self.kl_estimator)
+            kl = kl_penalty(logprobs, inputs.reference, self._importance(logprobs, inputs), self.kl_estimator)
             loss = loss + self.kl_coefficient * (share * kl).sum()
         if self.entropy_coefficient:
             if inputs.entropies is None:
@@ -123,6 +122,12 @@ class PolicyLoss:
             log_weight=log_weight.detach(),
         )
         return loss, loss_sums(facts)
+
+    def _importance(self, logprobs: Tensor, inputs: LossInputs) -> Tensor:
+        """π_θ / π_behav, which makes the KL of tokens that older policies sampled that of π_θ, `[tokens]`. Every token
+        keeps its pull to the reference, those that the cap drops too; with a cap, no weight is above its bound."""
+        weight = bounded(logprobs.detach() - inputs.behaviour).exp()
+        return weight if self.cap == "none" else weight.clamp(max=self.cap_value)
 
     def _surrogate(self, logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, answers: Answers) -> Surrogate:
         low, high = self.clip_low, self.clip_high

@@ -12,8 +12,9 @@ from typing import Literal
 from fleuve.contracts import RunError
 from fleuve.types import Group
 
-BATCHES = 10
-"""Batches' worth of groups in a row without signal after which there is no hope that others follow."""
+BATCHES, AT_LEAST = 10, 64
+"""Batches' worth of groups in a row without signal after which there is no hope that others follow; and the fewest
+groups, since ten batches of one group each can come so by chance."""
 
 
 def compared(group: Group, truncated: Literal["keep", "exclude"]) -> list[float]:
@@ -35,7 +36,7 @@ class DynamicSampling:
     """Which finished groups are kept, and when to give up. A pure state machine."""
 
     def __init__(self, batch_size: int) -> None:
-        self.limit = BATCHES * batch_size
+        self.limit = max(BATCHES * batch_size, AT_LEAST)
         self._without_signal: list[Sequence[float]] = []  # of the groups since the last that had a signal
 
     def keep(self, rewards: Sequence[float]) -> bool:

@@ -100,14 +100,18 @@ def test_answers_without_verdict_are_not_compared_nor_truncated_ones_where_those
 
 
 def test_the_end_comes_after_ten_batches_in_a_row_without_signal_and_not_before():
-    sampling = DynamicSampling(batch_size=2)
-    for _ in range(19):
+    sampling = DynamicSampling(batch_size=8)
+    for _ in range(79):
         assert not sampling.keep([1.0, 1.0])
     assert sampling.keep([1.0, 0.0])
-    for _ in range(19):
+    for _ in range(79):
         assert not sampling.keep([1.0, 1.0])
-    with pytest.raises(RunError, match="20 groups in a row had no signal"):
+    with pytest.raises(RunError, match="80 groups in a row had no signal"):
         sampling.keep([1.0, 1.0])
+
+
+def test_small_batches_do_not_end_a_run_by_chance():
+    assert DynamicSampling(batch_size=1).limit == 64
 
 
 @pytest.mark.parametrize(
@@ -116,13 +120,13 @@ def test_the_end_comes_after_ten_batches_in_a_row_without_signal_and_not_before(
         ([[0.0, 0.0]], "one reward (every answer scored 0),"),
         ([[1.0, 1.0], [1.0, 1.0]], "(every answer scored 1),"),
         ([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], "(mean 0.25, from 0 to 1),"),
-        ([[1.0]], "(every answer scored 1; 10 of them had fewer than two answers to compare),"),
-        ([[]], "(none; 10 of them had fewer than two answers to compare),"),
+        ([[1.0]], "(every answer scored 1; 64 of them had fewer than two answers to compare),"),
+        ([[]], "(none; 64 of them had fewer than two answers to compare),"),
     ],
 )
 def test_the_last_word_is_one_line_that_says_what_was_seen_and_what_to_do(groups, seen):
     sampling = DynamicSampling(batch_size=len(groups))
-    *before, last = groups * 10
+    *before, last = groups * (sampling.limit // len(groups))
     assert not any(sampling.keep(rewards) for rewards in before)
     with pytest.raises(RunError) as caught:
         sampling.keep(last)
@@ -202,12 +206,12 @@ def test_where_every_group_ties_the_run_ends_soon_and_says_what_it_saw(eta, tie)
     gate = world.controller.gate
     assert isinstance(error, RunError)
     assert (
-        f"40 groups in a row had no signal: all answers to a prompt had one reward (every answer scored {tie:g})"
+        f"64 groups in a row had no signal: all answers to a prompt had one reward (every answer scored {tie:g})"
         in str(error)
     )
     assert world.trainer.batches == []
-    assert gate.dropped == Counter({"no signal": 39})
-    assert gate.admitted <= 40 + gate.slots
+    assert gate.dropped == Counter({"no signal": 63})
+    assert gate.admitted <= 64 + gate.slots
     assert seconds < 60.0
     assert_conserved(world)
 
@@ -215,7 +219,7 @@ def test_where_every_group_ties_the_run_ends_soon_and_says_what_it_saw(eta, tie)
 def test_groups_of_one_answer_have_nothing_to_compare_and_the_end_says_so():
     _, error, _ = play(group_size=1, verdict=lambda _: 1.0)
     assert isinstance(error, RunError)
-    assert "40 of them had fewer than two answers to compare" in str(error)
+    assert "64 of them had fewer than two answers to compare" in str(error)
 
 
 def test_a_tie_is_no_failure():
