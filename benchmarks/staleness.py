@@ -39,7 +39,7 @@ ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "examples" / "quickstart.toml"
 DOCS = ROOT / "docs"
 SETTING = ["--control.batch_size=24", "--trainer.minibatches=2", "--trainer.learning_rate=1e-4"]
-STEPS, PROBLEMS, SAMPLES = 80, 256, 2
+STEPS, PROBLEMS, SAMPLES = 60, 256, 2
 LATEST = (16, 12, 8, 4, 0)
 """How many steps before the last the evaluated versions lie."""
 
