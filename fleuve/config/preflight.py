@@ -10,14 +10,17 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fleuve.config.accelerator import no_gpu
+from fleuve.config.algorithm_checks import algorithm_notes, algorithm_summary, group_size_problem
 from fleuve.config.data_facts import DataFacts, inspect_data
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.settings import DataSettings, Settings, SftSettings
+from fleuve.config.side_models import context_problem, inspect_side_model, side_models
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
@@ -61,11 +64,8 @@ def preflight(settings: Settings) -> list[str]:
     for key, device in (("rollout.device", settings.rollout.device), ("trainer.device", settings.trainer.device)):
         if device == "cuda" and (problem := no_gpu(key)):
             problems.add(problem)
-    if settings.rollout.group_size == 1:
-        problems.add(
-            "rollout.group_size = 1: an answer's advantage is its reward against the others of its group, and there "
-            "are none, so nothing would ever be learnt; give it 2 or more"
-        )
+    if problem := group_size_problem(settings):
+        problems.add(problem)
     problems.catch(lambda: check_instruction(settings.data))
     if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
@@ -83,6 +83,7 @@ def preflight(settings: Settings) -> list[str]:
         if data is not None:
             for line in length_problems(settings, data, model.context if model else None):
                 problems.add(line)
+    _check_side_models(settings, model, train, problems)
     problems.raise_if_any()
     assert model is not None
     assert train is not None
@@ -113,6 +114,20 @@ def preflight_sft(settings: SftSettings) -> list[str]:
         f"ok: data {settings.data.train}: {data}",
         f"ok: {settings.steps} steps of {settings.batch_size} demonstrations",
     ]
+
+
+def _check_side_models(
+    settings: Settings, policy: ModelFacts | None, train: DataFacts | None, problems: Problems
+) -> None:
+    """The reference and the critic's backbone, where they are used and not the policy's own."""
+    prompt = (train.longest if train else None) or 1
+    longest = prompt + settings.rollout.max_new_tokens
+    for key, path in side_models(settings).items():
+        facts: ModelFacts | None = problems.catch(partial(inspect_side_model, path, key, policy))
+        if facts is None or policy is None:
+            continue
+        if problem := context_problem(key, path, facts, policy, longest):
+            problems.add(problem)
 
 
 def check_instruction(data: DataSettings) -> None:
@@ -178,7 +193,7 @@ def _notes(settings: Settings) -> list[str]:
         f"The behaviour weights make up for some of the difference; prefer {neutral}"
         for key, value, neutral in (("rollout.top_p", rollout.top_p, "1.0"), ("rollout.top_k", rollout.top_k, "0"))
         if value != float(neutral)
-    ]
+    ] + algorithm_notes(settings)
 
 
 def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[str]:
@@ -196,6 +211,7 @@ def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[st
         f"data {settings.data.train}: {train}",
         f"{settings.steps} steps of {control.batch_size} groups × {rollout.group_size} answers = {answers} answers, "
         f"{settings.trainer.minibatches} minibatches each",
+        algorithm_summary(settings.algorithm),
         f"{slots} slots = ({control.max_staleness} + 1) × {control.batch_size}: {kind}, overdue: {control.overdue}",
         f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {workers}, {settings.launch.placement}",
         f"the run goes to {settings.run_dir}",

@@ -5,73 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import string
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from checked import Make, problems
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
 
 from fleuve.config.data_facts import DataFacts
 from fleuve.config.models import FETCHED, inspect_model
 from fleuve.config.preflight import length_problems, preflight
 from fleuve.config.settings import Settings
 from fleuve.engine.scheduler import Limits, Scheduler
-from fleuve.errors import UserError
 from fleuve.observe.rundir import create_run_directory
-
-Make = Callable[..., Settings]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A model directory whose tokenizer makes one token of each character; context 100."""
-    directory = tmp_path / "tiny"
-    directory.mkdir()
-    (directory / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 100}')
-    save_file({"weight": np.zeros(100, dtype=np.float32)}, directory / "model.safetensors")
-    tokenizer = Tokenizer(WordLevel({c: i for i, c in enumerate(string.printable)}, unk_token="?"))
-    tokenizer.pre_tokenizer = Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"prompt": "1+" * n + "1?", "answer": str(n + 1)}) + "\n" for n in (1, 9, 4)))
-    return path
-
-
-@pytest.fixture
-def make(tmp_path: Path, model: Path, rows: Path) -> Make:
-    def settings(**sections: Any) -> Settings:
-        values: dict[str, Any] = {
-            "run_dir": str(tmp_path / "run"),
-            "model": {"path": str(model)},
-            "data": {"train": str(rows)},
-            "rollout": {"max_new_tokens": 50},
-        }
-        for section, content in sections.items():
-            values[section] = values.get(section, {}) | content if isinstance(content, dict) else content
-        return Settings.model_validate(values)
-
-    return settings
-
-
-def problems(settings: Settings) -> list[str]:
-    with pytest.raises(UserError) as caught:
-        preflight(settings)
-    folder = str(Path(settings.run_dir).parent)
-    return str(caught.value).replace(f"{folder}/", "").splitlines()
 
 
 def test_a_sound_run_is_summed_up(make: Make) -> None:
@@ -362,13 +309,6 @@ def test_an_instruction_without_a_place_for_the_problem_is_an_error(make: Make) 
     ]
     (line,) = problems(make(data={"instruction": r"Solve \boxed{1}: {question}"}))
     assert line.endswith("; write {prompt} for {question}")
-
-
-def test_a_group_of_one_is_an_error_since_it_never_learns(make: Make) -> None:
-    (line,) = problems(make(rollout={"group_size": 1}))
-    assert line.startswith("rollout.group_size = 1: ")
-    assert line.endswith("give it 2 or more")
-    preflight(make(rollout={"group_size": 2}))
 
 
 def test_sampling_from_a_part_of_the_distribution_is_noted(make: Make) -> None:
