@@ -57,11 +57,12 @@ def group_relative(rewards: Sequence[float | None], normalise: bool = True) -> l
     valid = [r for r in rewards if r is not None]
     if _all_tie(valid):
         return [None if r is None else 0.0 for r in rewards]
-    mean = math.fsum(valid) / len(valid)
-    scale = 1.0
+    unit = _unit(valid)
+    mean = math.fsum(r / unit for r in valid) / len(valid)
+    scale = 1.0 / unit
     if normalise:
-        scale = math.sqrt(math.fsum((r - mean) ** 2 for r in valid) / (len(valid) - 1)) + EPSILON
-    return [None if r is None else (r - mean) / scale for r in rewards]
+        scale = math.sqrt(math.fsum((r / unit - mean) ** 2 for r in valid) / (len(valid) - 1)) + EPSILON / unit
+    return [None if r is None else (r / unit - mean) / scale for r in rewards]
 
 
 def leave_one_out(rewards: Sequence[float | None]) -> list[float | None]:
@@ -87,8 +88,9 @@ def leave_one_out(rewards: Sequence[float | None]) -> list[float | None]:
     valid = [r for r in rewards if r is not None]
     if _all_tie(valid):
         return [None if r is None else 0.0 for r in rewards]
-    total, others = math.fsum(valid), len(valid) - 1
-    return [None if r is None else r - (total - r) / others for r in rewards]
+    unit, others = _unit(valid), len(valid) - 1
+    total = math.fsum(r / unit for r in valid)
+    return [None if r is None else (r / unit - (total - r / unit) / others) * unit for r in rewards]
 
 
 def without_baseline(rewards: Sequence[float | None]) -> list[float | None]:
@@ -157,6 +159,13 @@ def whiten(per_answer: Sequence[Tensor], shift_mean: bool = True) -> list[Tensor
 def _all_tie(valid: Sequence[float]) -> bool:
     """Whether there is nothing to compare: no answer, one, or all the same."""
     return not valid or min(valid) == max(valid)
+
+
+def _unit(valid: Sequence[float]) -> float:
+    """What to measure rewards in so that neither their squares nor their sums overflow: 1 unless they are huge, and
+    always a power of two, by which one divides without rounding."""
+    _, exponent = math.frexp(max(abs(r) for r in valid))
+    return 2.0 ** max(0, exponent - 500)
 
 
 def _discounted(x: Tensor, factor: float) -> Tensor:

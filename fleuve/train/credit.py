@@ -5,6 +5,7 @@ Filter, shape, compare, normalise, in this order: a rejected answer shifts no ba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from fleuve.algorithms.shaping import overlong_penalty, scaled, token_rewards
 from fleuve.config.settings import AlgorithmSettings
 from fleuve.train.microbatch import Sample
 from fleuve.types import BoolArray, Group, Trajectory
+
+LARGEST_REWARD = 1e15
+"""What is larger counts as this: sums of squares of it still fit single precision."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def shaped_reward(trajectory: Trajectory, algorithm: AlgorithmSettings, max_new_
     an answer that is rejected: without a finite reward, or cut off where those are to be left out."""
     if algorithm.truncated == "exclude" and trajectory.finish_reason == "length":
         return None
-    bound = algorithm.reward_clip if algorithm.reward_clip is not None else float("inf")
+    bound = min(algorithm.reward_clip or LARGEST_REWARD, LARGEST_REWARD)
     reward = scaled(trajectory.reward, algorithm.reward_scale, -bound, bound)
     if reward is None or not algorithm.overlong_buffer:
         return reward
@@ -67,7 +71,8 @@ def assign_credit(
 
     Args:
         learnt: which output tokens get a gradient, `[output tokens]`; those of the loss mask, or some of them.
-        kl: where KL is in the reward, its estimate at each token (times `kl_coefficient` it is taken off).
+        kl: where KL is in the reward, its estimate at each token (times `kl_coefficient` it is taken off). An answer
+            for which that is no number is rejected as one without a reward is.
         values: where there is a critic, its values at the start of the step.
     """
     credits: Credits = []
@@ -77,6 +82,7 @@ def assign_credit(
             kl(g, i) if kl is not None and r is not None else torch.zeros(int(t.loss_mask.sum()))
             for i, (t, r) in enumerate(zip(group.trajectories, rewards, strict=True))
         ]
+        rewards = [r if math.isfinite(p.sum()) else None for r, p in zip(rewards, penalties, strict=True)]
         compared = _compare(rewards, penalties, algorithm)
         row: list[Credit | None] = []
         for i, (trajectory, reward) in enumerate(zip(group.trajectories, rewards, strict=True)):
