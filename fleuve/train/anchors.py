@@ -22,7 +22,8 @@ from fleuve.train.policy import Policy
 @dataclass(frozen=True)
 class Anchors:
     """Of one minibatch, a tensor `[targets]` for each micro-batch. None in `proximal` stands for "from the current
-    policy's own": see `proximal_of`. `weight_limit` is second-moment masking's."""
+    policy's own": see `proximal_of`. `weight_limit` is second-moment masking's, over the tokens that have a gradient
+    to mask."""
 
     proximal: list[Tensor | None]
     reference: list[Tensor | None]
@@ -72,7 +73,7 @@ def proximal_of(
     Args:
         recomputed: as `find_anchors` gave it.
         logprobs: of the current policy.
-        progress: the share of the step's updates that are done.
+        progress: the share of the step's updates that have moved the policy.
     """
     if algorithm.proximal == "behaviour":
         return m.behaviour
@@ -96,7 +97,7 @@ def _evaluated(m: MicroBatch, policy: Policy) -> Tensor:
 def _weight_limit(
     minibatch: Minibatch, proximal: Sequence[Tensor | None], algorithm: AlgorithmSettings
 ) -> float | None:
-    if algorithm.cap != "second_moment":
+    if algorithm.cap != "second_moment" or not minibatch.micro_batches:
         return None
     weights = [p - m.behaviour for p, m in zip(proximal, minibatch.micro_batches, strict=True) if p is not None]
     return second_moment_limit(torch.cat(weights), algorithm.second_moment_budget)

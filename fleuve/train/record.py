@@ -54,6 +54,11 @@ class UpdateRecord:
         """Minibatches that are dealt with."""
         return self.skipped + self.updates
 
+    @property
+    def made(self) -> int:
+        """Updates that took place."""
+        return self.updates - self.refused
+
     def skip(self) -> None:
         """A minibatch without anything to learn."""
         self.skipped += 1

@@ -183,14 +183,15 @@ class Trainer:
         """One optimiser update a minibatch; returns how many minibatches were done, and the metrics of the updates."""
         learning_rate = self._learning_rate()
         record = UpdateRecord(learning_rate)
-        for number, (minibatch, anchor) in enumerate(zip(minibatches, anchors, strict=False)):
+        for minibatch, anchor in zip(minibatches, anchors, strict=False):
             if self.interrupted.is_set():
                 break
             if not minibatch.micro_batches:
                 record.skip()
                 continue
             untouched = record.updates == 0 and all(p is None for p in anchor.proximal)
-            accumulated = self._accumulate(minibatch, anchor, number / len(minibatches), start if untouched else None)
+            progress = record.made / len(minibatches)
+            accumulated = self._accumulate(minibatch, anchor, progress, start if untouched else None)
             if accumulated is None:
                 break
             record.add(accumulated, *self._apply(accumulated, learning_rate))
