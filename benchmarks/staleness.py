@@ -51,6 +51,7 @@ CLIP = 0.05
 UNBOUNDED = 1_000_000
 ETAS = (0, 1, 2, 4, 8, 16, UNBOUNDED)
 METHODS = {"decoupled": "recompute", "naive": "behaviour"}
+PROXIMAL = {**METHODS, "interpolated": "interpolate"}
 CURVES = ("reward/solved", "loss/entropy", "loss/clip_fraction", "loss/effective_sample_size", "response/length_mean")
 
 
@@ -71,7 +72,7 @@ class Arm:
             "control.max_staleness": self.eta,
             "control.overdue": self.overdue,
             "rollout.interrupt": self.interrupt,
-            "algorithm.proximal": METHODS[self.method],
+            "algorithm.proximal": PROXIMAL[self.method],
             "algorithm.clip_low": self.clip,
             "algorithm.clip_high": self.clip,
         }
@@ -79,6 +80,7 @@ class Arm:
 
 
 MAIN = [Arm(eta, method) for eta in ETAS for method in METHODS]
+INTERPOLATED = [Arm(8, "interpolated")]
 WIDER = [Arm(8, method, clip=clip) for clip in (0.1, 0.2) for method in METHODS]
 # Where rollout is no faster than training, long answers meet several versions and their deadlines.
 OVERDUE = [Arm(2, overdue=policy, ratio=1.0) for policy in ("wait", "mask", "train", "drop")]
@@ -221,6 +223,7 @@ def markdown(by_arm: Mapping[Arm, Mapping[str, Any]], initial: float) -> str:
     for eta in ETAS:
         pair = [by_arm[Arm(eta, method)] for method in METHODS]
         lines.append(f"| {pair[0]['eta']} | {_staleness(pair[0])} | {' | '.join(map(_solved, pair))} |")
+    lines += ["", f"`proximal = interpolate` at η = 8: {_solved(by_arm[INTERPOLATED[0]])}."]
     lines += ["", "| clip (η = 8) | decoupled | naive |", "|---|---|---|"]
     for clip in sorted({arm.clip for arm in by_arm}):
         lines.append(f"| {clip:g} | {' | '.join(_solved(by_arm[Arm(8, method, clip=clip)]) for method in METHODS)} |")
@@ -296,7 +299,7 @@ def main() -> None:
     parser.add_argument("--only", action="store_true", help="the headline's three arms; writes no docs")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "staleness.jsonl", help="where results are kept")
     args = parser.parse_args()
-    arms = list(dict.fromkeys([*MAIN, *WIDER, *OVERDUE, *INTERRUPT]))
+    arms = list(dict.fromkeys([*MAIN, *INTERPOLATED, *WIDER, *OVERDUE, *INTERRUPT]))
     job = Job(arms[0], 0, args.steps or STEPS, PROBLEMS, SAMPLES)
     seeds = args.seeds
     if args.only:

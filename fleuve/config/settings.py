@@ -179,7 +179,7 @@ class CriticSettings(Section):
     backbone: Literal["own", "shared"] = "own"
     path: str | None = None
     learning_rate: Annotated[float, Field(gt=0)] = 1e-5
-    clip: Annotated[float, Field(gt=0)] | None = 0.2
+    clip: Annotated[float, Field(ge=0)] = 0.2
     coefficient: Annotated[float, Field(gt=0)] = 0.1
     warmup_steps: NonNegative = 0
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Signal:
-    """Wakes every waiter at each `notify`; a waiter goes on once its own condition holds."""
+    """Wakes every waiter at each `notify`, in the order they came; a waiter goes on once its own condition holds."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # a set's order would depend on addresses
 
     def notify(self) -> None:
         """The state changed."""
@@ -23,8 +23,8 @@ class Signal:
         """Return as soon as `condition()` holds; it is evaluated now and after each `notify`."""
         while not condition():
             waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
+            self._waiters[waiter] = None
             try:
                 await waiter
             finally:
-                self._waiters.discard(waiter)
+                self._waiters.pop(waiter, None)

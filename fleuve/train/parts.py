@@ -59,7 +59,7 @@ def open_critic(settings: Settings, policy: Policy) -> Critic | None:
         critic.path or settings.model.path,
         backbone=critic.backbone,
         learning_rate=critic.learning_rate,
-        clip=critic.clip,
+        clip=critic.clip or None,
         coefficient=critic.coefficient,
         warmup_steps=critic.warmup_steps,
         dtype=DTYPES[trainer.dtype],
