@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from torch import Tensor
 
@@ -21,8 +23,9 @@ def learnt_tokens(trajectory: Trajectory, oldest: int | None) -> BoolArray:
 
 
 def batch_metrics(batch: Batch, max_staleness: int) -> dict[str, float]:
-    """Rewards, lengths and staleness of the answers that have a reward. Staleness is counted over sampled tokens."""
-    answers = batch.trajectories
+    """Rewards, lengths and staleness of the answers that have a (finite) reward. Staleness is counted over sampled
+    tokens."""
+    answers = [t for t in batch.trajectories if t.reward is not None and math.isfinite(t.reward)]
     metrics = {"groups/trained": float(len(batch.groups)), "tokens/trained": float(sum(t.length for t in answers))}
     if not answers:
         return metrics
