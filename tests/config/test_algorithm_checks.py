@@ -124,7 +124,7 @@ def test_a_setting_without_effect_is_noted(make: Make, sections: dict[str, Any],
     "sections",
     [
         {"algorithm": {"kl_coefficient": 0.01, "kl_in": "reward", "kl_estimator": "k1"}},
-        {"algorithm": {**CRITIC, "gamma": 0.99, "gae_lambda": 0.95}, "critic": {"learning_rate": 1e-4, "clip": None}},
+        {"algorithm": {**CRITIC, "gamma": 0.99, "gae_lambda": 0.95}, "critic": {"learning_rate": 1e-4, "clip": 0.0}},
         {"algorithm": CRITIC, "critic": {"backbone": "shared", "coefficient": 0.5}},
         {"algorithm": {"preset": "sapo", "tau_positive": 2.0}},
         {"algorithm": {"preset": "gspo", "dual_clip": 3.0, "cap_level": "sequence"}},
