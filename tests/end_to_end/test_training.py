@@ -187,3 +187,21 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path):
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
     assert list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))
+
+
+def test_dynamic_sampling_replaces_groups_without_signal_and_trains_only_the_others(tmp_path):
+    """DAPO's preset; some three groups of ten tie at first."""
+    run = train(tmp_path, "--algorithm.preset", "dapo", "--steps", "4")
+    assert run.code == 0, run.output
+    assert [row["step"] for row in run.metrics] == [1, 2, 3, 4]
+    rewards: dict[int, set[float]] = {}
+    for _, group, answer in run.answers:
+        rewards.setdefault(group["group"], set()).add(answer["reward"])
+    assert len(rewards) == 4 * 4
+    assert all(len(of_group) > 1 for of_group in rewards.values())
+    last = run.metrics[-1]
+    assert last["groups/dropped/no_signal"] > 0
+    assert last["groups/dropped"] >= last["groups/dropped/no_signal"]
+    assert any(0 < row.get("rollout/no_signal_fraction", 0) < 1 for row in run.metrics)
+    assert all(row["loss/skipped_minibatches"] == 0 for row in run.metrics)
+    assert max(staleness(run)) <= 2
