@@ -21,6 +21,17 @@ Row = dict[str, Any]
 _ENDS = 10  # the first and the last so many steps are compared, or the two halves of a shorter run
 
 
+_BY_STALENESS = {
+    "tokens": ("tokens", "{:.0%}"),
+    "clipped": ("clip_fraction", "{:.2%}"),
+    "capped": ("capped_fraction", "{:.2%}"),
+    "mean w": ("behaviour_weight_mean", "{:.3f}"),
+    "effective sample": ("effective_sample_size", "{:.3f}"),
+    "KL to its sampler": ("kl_behaviour_proximal", "{:.5f}"),
+}
+"""Heading → metric of `by_staleness/METRIC/BUCKET`, and how it is shown."""
+
+
 def report(path: str | Path, console: Console | None = None) -> Path | None:
     """Print a run's summary; returns where the picture is, or None without matplotlib.
 
@@ -40,6 +51,8 @@ def report(path: str | Path, console: Console | None = None) -> Path | None:
     for name, value in summarise(rows):
         table.add_row(f"[bold]{name}[/bold]", value)
     console.print(table)
+    if stalenesses := by_staleness(rows):
+        console.print(_staleness_table(stalenesses))
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -78,12 +91,43 @@ def summarise(rows: Sequence[Row]) -> list[tuple[str, str]]:
         rate = f", {trained / elapsed:.0f} a second" if elapsed else ""
         lines.append(("trained", f"{trained:,.0f} tokens{rate}"))
     if dropped := _last(rows, "groups/dropped"):
-        lines.append(("dropped", f"{dropped:.0f} groups"))
+        reasons = sorted({key for row in rows for key in row if key.startswith("groups/dropped/")})
+        counts = ", ".join(f"{_last(rows, key):.0f} {key.rpartition('/')[2].replace('_', ' ')}" for key in reasons)
+        lines.append(("dropped", f"{dropped:.0f} groups" + (f" ({counts})" if counts else "")))
     step_seconds = sum(_column(rows, "time/step"))
     if step_seconds:
         waiting = sum(_column(rows, "time/wait_for_batch")) / step_seconds
         lines.append(("trainer waited", f"{waiting:.0%} of the time"))
     return lines
+
+
+def by_staleness(rows: Sequence[Row]) -> dict[str, Row]:
+    """Of the last steps, what the loss saw of the tokens of each staleness: bucket → metric → mean over its tokens.
+    `tokens` is the bucket's share."""
+    sums: dict[str, dict[str, float]] = {}
+    for row in rows[-_ENDS:]:
+        for key, value in row.items():
+            prefix, _, rest = key.partition("/")
+            if prefix != "by_staleness" or value is None:
+                continue
+            name, _, bucket = rest.rpartition("/")
+            count = 1.0 if name == "tokens" else float(row[f"by_staleness/tokens/{bucket}"])
+            column = sums.setdefault(bucket, {})
+            column[name] = column.get(name, 0.0) + count * float(value)
+    whole = sum(column["tokens"] for column in sums.values())
+    return {
+        bucket: {name: value / (whole if name == "tokens" else column["tokens"]) for name, value in column.items()}
+        for bucket, column in sorted(sums.items(), key=lambda item: int(item[0].rstrip("+").partition("-")[0]))
+    }
+
+
+def _staleness_table(stalenesses: dict[str, Row]) -> Table:
+    table = Table(title="what the loss saw in the last steps, by staleness", title_justify="left", box=None)
+    for heading in ("staleness", *_BY_STALENESS):
+        table.add_column(heading, justify="right")
+    for bucket, means in stalenesses.items():
+        table.add_row(bucket, *(shown.format(means[name]) for name, shown in _BY_STALENESS.values()))
+    return table
 
 
 def draw(rows: Sequence[Row], picture: Path) -> None:

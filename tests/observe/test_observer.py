@@ -22,7 +22,7 @@ from fleuve.errors import UserError
 from fleuve.observe.live import LineView, LiveView, sparkline, view_for
 from fleuve.observe.metrics import read_metrics
 from fleuve.observe.observer import RunObserver
-from fleuve.observe.report import report, smooth, summarise
+from fleuve.observe.report import by_staleness, report, smooth, summarise
 from fleuve.observe.rundir import RunDirectory, create_run_directory
 from fleuve.observe.trace import Trace
 from fleuve.types import Batch, Group, Prompt, Trajectory
@@ -283,6 +283,10 @@ def test_a_report_sums_a_run_up_and_draws_it(tmp_path: Path) -> None:
             "tokens/trained": 100,
             "time/elapsed": 2.0 * i,
             **({"eval/held_out/pass@1": 0.1 * i} if i in (1, 5) else {}),
+            "groups/dropped": 3,
+            "groups/dropped/no_signal": 2,
+            "groups/dropped/rollout_failed": 1,
+            **_seen("3-4", 100.0, 0.25),
         }
         for i in range(1, 21)
     ]
@@ -296,10 +300,31 @@ def test_a_report_sums_a_run_up_and_draws_it(tmp_path: Path) -> None:
         "mean 1.00, max 2",
         "20 answers",
         "2,000 tokens",
+        "3 groups (2 no signal, 1 rollout failed)",
+        "25.00%",
     ):
         assert expected in text, expected
     assert picture is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def _seen(bucket: str, tokens: float, clipped: float, **others: float) -> dict[str, float]:
+    names = ("capped_fraction", "behaviour_weight_mean", "effective_sample_size", "kl_behaviour_proximal")
+    values = {"tokens": tokens, "clip_fraction": clipped} | dict.fromkeys(names, 1.0) | others
+    return {f"by_staleness/{name}/{bucket}": value for name, value in values.items()}
+
+
+def test_a_report_shows_which_staleness_hurts() -> None:
+    """Means over the tokens of the last steps, in the order of staleness; a bucket may be missing from a step."""
+    rows = [
+        {"step": 1.0, **_seen("9-16", 100.0, 0.5), **_seen("0", 300.0, 0.0)},
+        {"step": 2.0, **_seen("2", 100.0, 0.1), **_seen("9-16", 300.0, 0.1, capped_fraction=0.2)},
+    ]
+    found = by_staleness(rows)
+    assert list(found) == ["0", "2", "9-16"]
+    assert found["9-16"]["clip_fraction"] == pytest.approx(0.2)
+    assert found["9-16"]["capped_fraction"] == pytest.approx(0.4)
+    assert [found[bucket]["tokens"] for bucket in found] == pytest.approx([3 / 8, 1 / 8, 4 / 8])
 
 
 def test_a_report_of_what_is_no_run_says_so(tmp_path: Path) -> None:
