@@ -308,8 +308,9 @@ def main() -> None:
         arms = [Arm(0), Arm(8), Arm(8, "naive")]
         job = dataclasses.replace(job, steps=args.steps or 4, problems=32, samples=1)
         seeds = 1
-    # Seed by seed, so that an ablation that is cut short has every arm. The setting was looked for with seed 0.
+    # The ablation itself first, seed by seed. The setting was looked for with seed 0.
     jobs = [dataclasses.replace(job, arm=arm, seed=seed) for seed in range(1, seeds + 1) for arm in arms]
+    jobs.sort(key=lambda job: job.arm not in MAIN)
     results = carry_out(jobs, args.runs, args.jobs)
     runs = {arm: [r for j, r in zip(jobs, results, strict=True) if j.arm == arm] for arm in arms}
     by_arm = {arm: row(arm, found) for arm, found in runs.items()}
