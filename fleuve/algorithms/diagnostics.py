@@ -6,6 +6,7 @@ it. Everything is kept as sums, so that micro-batches and ranks can be added up.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ _BOUNDS = torch.tensor([bound for bound, _ in BUCKETS if bound is not None])
 class TokenFacts(NamedTuple):
     """Of each token, all `[tokens]` and without gradient: `staleness`; whether the clip cut its gradient at its upper
     or lower bound; whether the correction dropped the token or bounded its weight; log π_θ/π_prox; log
-    π_prox/π_behav."""
+    π_prox/π_behav; the estimate of KL(π_θ ‖ π_ref), None where there is no reference."""
 
     staleness: Tensor
     clipped_high: Tensor
@@ -28,6 +29,7 @@ class TokenFacts(NamedTuple):
     capped: Tensor
     log_ratio: Tensor
     log_weight: Tensor
+    kl_reference: Tensor | None = None
 
 
 class LossSums(NamedTuple):
@@ -51,6 +53,7 @@ class LossSums(NamedTuple):
         `approx_kl`, `kl_behaviour_proximal`, `kl_behaviour_current`: KL(π_prox ‖ π_θ), KL(π_behav ‖ π_prox) and
         KL(π_behav ‖ π_θ) by the estimator x − 1 − log x of Schulman's note (2020), x the ratio of the second policy to
         the first; the tokens are the behaviour policy's, so the first of the three is approximate.
+        `kl_reference`: KL(π_θ ‖ π_ref) as it is in the loss, weighted; absent where it is not.
         """
         totals = _metrics(self.sums.sum(0).tolist(), float(self.weight_max.max()))
         metrics = {f"loss/{name}": value for name, value in totals.items() if name != "tokens"}
@@ -79,6 +82,7 @@ def loss_sums(facts: TokenFacts) -> LossSums:
         ratio - 1.0 - facts.log_ratio,
         weight - 1.0 - facts.log_weight,
         both.exp() - 1.0 - both,
+        torch.full_like(weight, math.nan) if facts.kl_reference is None else facts.kl_reference,
     )
     table = torch.stack([column.to(torch.float64) for column in columns], dim=1)
     buckets = bucket_of(facts.staleness)
@@ -88,10 +92,10 @@ def loss_sums(facts: TokenFacts) -> LossSums:
 
 
 def _metrics(row: list[float], weight_max: float) -> dict[str, float]:
-    tokens, high, low, capped, weight, weight_squared, kl, kl_before, kl_whole = row
+    tokens, high, low, capped, weight, weight_squared, kl, kl_before, kl_whole, kl_reference = row
     if tokens == 0:
         return {}
-    return {
+    metrics = {
         "tokens": tokens,
         "clip_fraction": (high + low) / tokens,
         "clip_high_fraction": high / tokens,
@@ -104,3 +108,4 @@ def _metrics(row: list[float], weight_max: float) -> dict[str, float]:
         "kl_behaviour_proximal": kl_before / tokens,
         "kl_behaviour_current": kl_whole / tokens,
     }
+    return metrics if math.isnan(kl_reference) else metrics | {"kl_reference": kl_reference / tokens}

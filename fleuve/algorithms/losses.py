@@ -103,6 +103,7 @@ class PolicyLoss:
         share = self._shares(answers, totals, logprobs.dtype)
         applied = torch.where(correction.kept, correction.weight, 0.0)
         loss = -(share * applied * surrogate.value).sum()
+        kl: Tensor | None = None
         if self.kl_coefficient:
             if inputs.reference is None:
                 raise ValueError("KL is in the loss, and there are no log-probabilities of the reference")
@@ -120,6 +121,7 @@ class PolicyLoss:
             capped=~correction.kept | (correction.weight != uncapped),
             log_ratio=log_ratio.detach(),
             log_weight=log_weight.detach(),
+            kl_reference=None if kl is None else kl.detach(),
         )
         return loss, loss_sums(facts)
 

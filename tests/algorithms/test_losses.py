@@ -195,8 +195,9 @@ def test_a_learnt_token_with_a_huge_log_ratio_stays_finite(
 def test_kl_in_the_loss_pulls_to_the_reference_and_the_entropy_bonus_away_from_certainty() -> None:
     given = _one(-1.0, -1.0, -1.0, advantage=0.0)
     reference = torch.tensor([-1.5])
-    loss, _ = PolicyLoss(kl_coefficient=0.2, kl_estimator="k1")(tokens(**given, reference=reference), per_token(1.0))
+    loss, sums = PolicyLoss(kl_coefficient=0.2, kl_estimator="k1")(tokens(**given, reference=reference), per_token(1.0))
     loss.backward()
+    assert sums.metrics()["loss/kl_reference"] == pytest.approx(0.5)
     assert loss.item() == pytest.approx(0.2 * 0.5)
     assert given["logprobs"].grad.item() == pytest.approx(0.2 * 0.5)
     entropies = torch.tensor([0.7], requires_grad=True)

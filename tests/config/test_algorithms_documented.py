@@ -52,7 +52,7 @@ def test_every_choice_is_documented(name: str, choice: str) -> None:
 
 def test_every_metric_of_a_loss_is_documented() -> None:
     one, no = torch.zeros(1), torch.zeros(1, dtype=torch.bool)
-    metrics = loss_sums(TokenFacts(torch.zeros(1, dtype=torch.int64), no, no, no, one, one)).metrics()
+    metrics = loss_sums(TokenFacts(torch.zeros(1, dtype=torch.int64), no, no, no, one, one, one)).metrics()
     names = {name.partition("/")[2] for name in metrics if name.startswith("loss/")}
     two = torch.tensor([0.0, 1.0])
     _, sums = value_loss(two, two, two.flip(0), torch.ones(2, dtype=torch.bool), denominator=2.0, clip=None)
