@@ -81,7 +81,7 @@ class Arm:
 
 MAIN = [Arm(eta, method) for eta in ETAS for method in METHODS]
 INTERPOLATED = [Arm(8, "interpolated")]
-WIDER = [Arm(8, method, clip=clip) for clip in (0.1, 0.2) for method in METHODS]
+WIDER = [Arm(8, method, clip=0.2) for method in METHODS]
 # Where rollout is no faster than training, long answers meet several versions and their deadlines.
 OVERDUE = [Arm(2, overdue=policy, ratio=1.0) for policy in ("wait", "mask", "train", "drop")]
 INTERRUPT = [Arm(2, interrupt=mode, ratio=1.0) for mode in ("recompute", "keep", "finish")]
