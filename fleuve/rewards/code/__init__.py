@@ -1,0 +1,13 @@
+"""Rewards for programs: extraction from the answer, tests, comparison.
+
+    verify.py       one check, from the model's text to a score
+    extraction.py   the program in an answer
+    rows.py         the tests in a data row
+    output.py       is this output the expected one?
+    program.py      (in the sandbox) runs a whole program
+    candidate.py    (in the sandbox) holds the model's functions and answers calls
+    examiner.py     (in another sandbox) runs the tests and calls the candidate
+    values.py       (in both) what passes between them: plain data
+
+The program never shares a process with its tests, and what it must not know never enters its sandbox.
+"""

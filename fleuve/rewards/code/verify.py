@@ -1,0 +1,147 @@
+"""One check of a program: from the model's text to a score.
+
+A program that is wrong, crashes, hangs or uses too much scores 0. A sandbox that cannot be had, or a row whose tests
+are none, is no verdict: it raises.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from typing import Any
+
+from fleuve.rewards.code.examiner import BAD_TESTS
+from fleuve.rewards.code.extraction import extract_program
+from fleuve.rewards.code.options import CodeOptions
+from fleuve.rewards.code.output import same_output
+from fleuve.rewards.code.rows import Functions, Outputs, tests_of
+from fleuve.rewards.sandbox.client import Run, Sandbox, SandboxError, SandboxServer, supervise
+from fleuve.rewards.sandbox.level import choose
+from fleuve.rewards.sandbox.limits import Limits
+
+ROLES = {
+    "program": "fleuve.rewards.code.program:run",
+    "candidate": "fleuve.rewards.code.candidate:run",
+    "examiner": "fleuve.rewards.code.examiner:run",
+}
+_MARGIN = 0.85
+"""Of the pool's deadline: what is not decided by then never will be in time."""
+_ATTEMPTS = 2
+
+
+class CodeVerifier:
+    """Checks programs in the sandboxes of one warm fork server. Not for several threads."""
+
+    def __init__(self, options: CodeOptions) -> None:
+        """Raises:
+        UserError: the sandbox that the options ask for cannot be had here.
+        """
+        self.options = options
+        self.level = choose(options.sandbox, options.allow_weak_sandbox)
+        self._server: SandboxServer | None = None
+
+    def warm(self) -> None:
+        """Start the fork server, if it does not run."""
+        if self._server is None or not self._server.alive:
+            self.close()
+            self._server = SandboxServer(self.level, ROLES)
+
+    def close(self) -> None:
+        """End the fork server and all in it."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def __call__(self, text: str, row: dict[str, Any]) -> float:
+        """The score of an answer.
+
+        Raises:
+            ValueError: the row has no tests that can be run.
+            SandboxError: no sandbox could be had, or it ended by no doing of the program.
+        """
+        deadline = time.monotonic() + _MARGIN * self.options.deadline
+        tests, limits = tests_of(row), self.options.limits(row)
+        program = extract_program(text)
+        if program is None:
+            return 0.0
+        for attempt in range(_ATTEMPTS):
+            try:
+                self.warm()
+                passed = self._check(program, tests, row, limits, deadline)
+                break
+            except SandboxError:
+                self.close()
+                if attempt + 1 == _ATTEMPTS or time.monotonic() > deadline:
+                    raise
+        if row.get("score", self.options.score) == "fraction":
+            return sum(passed) / len(passed)
+        return float(all(passed))
+
+    def _check(
+        self, program: str, tests: Functions | Outputs, row: dict[str, Any], limits: Limits, deadline: float
+    ) -> list[bool]:
+        assert self._server is not None
+        if isinstance(tests, Functions):
+            with self._server.open(limits) as inside, self._server.open(limits) as outside:
+                return _examine(_whole(program, tests, row), tests, inside, outside, deadline)
+        with self._server.open(limits) as sandbox:
+            all_needed = row.get("score", self.options.score) != "fraction"
+            return _run_cases(program, tests, sandbox, deadline, all_needed)
+
+
+def _whole(program: str, tests: Functions, row: dict[str, Any]) -> str:
+    """The program, and before it what the row gives: all of the prompt if the answer only continues it."""
+    if not tests.remote:
+        return program
+    defines = re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def[ \t]+)?{tests.remote[0]}\b\s*[(=:]", program, re.MULTILINE)
+    if defines is None and isinstance(row.get("prompt"), str) and program[:1].isspace():
+        return str(row["prompt"]) + program
+    return tests.prefix + program
+
+
+def _examine(program: str, tests: Functions, inside: Sandbox, outside: Sandbox, deadline: float) -> list[bool]:
+    ours, theirs = socket.socketpair()
+    verdicts, verdict_sink = os.pipe()
+    runs: list[Run] = []
+    try:
+        with ours, theirs:
+            job = {"setup": tests.setup, "tests": tests.tests, "remote": tests.remote}
+            examiner = outside.start("examiner", job, extra=(ours.fileno(), verdict_sink))
+            runs.append(examiner)
+            runs.append(inside.start("candidate", {"source": program}, extra=(theirs.fileno(),)))
+        os.close(verdict_sink)
+        verdict_sink = -1
+        supervise(runs, examiner, inside.limits.seconds, deadline)
+        if examiner.status == BAD_TESTS:
+            raise ValueError(f"the row's tests cannot be run: {examiner.errors.decode(errors='replace').strip()}")
+        os.set_blocking(verdicts, False)
+        try:
+            given = os.read(verdicts, len(tests.tests))
+        except BlockingIOError:
+            given = b""
+    finally:
+        for run in runs:
+            run.close()
+        os.close(verdicts)
+        if verdict_sink >= 0:
+            os.close(verdict_sink)
+    return [given[i : i + 1] == b"1" for i in range(len(tests.tests))]
+
+
+def _run_cases(program: str, tests: Outputs, sandbox: Sandbox, deadline: float, all_needed: bool) -> list[bool]:
+    passed: list[bool] = []
+    for given, expected in tests.cases:
+        if time.monotonic() > deadline or (all_needed and passed and not passed[-1]):
+            passed.append(False)
+            continue
+        run = sandbox.start("program", {"source": program}, given.encode(errors="replace"))
+        try:
+            over = supervise([run], run, sandbox.limits.seconds, deadline)
+        finally:
+            run.close()
+        if over:  # it still runs: nothing more can be run in here
+            return passed + [False] * (len(tests.cases) - len(passed))
+        passed.append(run.status == 0 and same_output(run.output.decode(errors="replace"), expected))
+    return passed
