@@ -140,7 +140,7 @@ class Candidate:
                 raised = None
                 value = decode(answer["value"], self._remote)
                 after = [decode(argument, self._remote) for argument in answer["arguments"]]
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError, MemoryError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, MemoryError):
             raise ClosedError("it answers with what is no answer") from None
         if raised is not None:
             raise raised

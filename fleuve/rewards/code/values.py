@@ -6,6 +6,7 @@ of its `__eq__`, comes along. Instances of subclasses arrive as the plain type t
 
 from __future__ import annotations
 
+import builtins
 import json
 import socket
 from collections.abc import Callable
@@ -47,6 +48,8 @@ def encode(value: Any, refer: Callable[[Any], int] | None = None, depth: int = 0
         return {"dict": pairs}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+        return {"type": value.__name__}
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             items = [encode(item, refer, depth + 1) for item in value]
@@ -60,7 +63,7 @@ def decode(data: Any, resolve: Callable[[int], Any]) -> Any:
     """The inverse of `encode`. `resolve` makes an object of a reference.
 
     Raises:
-        ValueError, TypeError: no such encoding.
+        ValueError, TypeError, AttributeError: no such encoding.
     """
     if isinstance(data, list):
         return [decode(item, resolve) for item in data]
@@ -86,6 +89,9 @@ def decode(data: Any, resolve: Callable[[int], Any]) -> Any:
             return {decode(item, resolve) for item in content}
         case "frozenset":
             return frozenset(decode(item, resolve) for item in content)
+        case "type":
+            named = getattr(builtins, content)
+            return named if isinstance(named, type) else None
         case "ref":
             return resolve(content)
     raise ValueError(f"no such value: {kind!r}")

@@ -52,6 +52,7 @@ def send(control: socket.socket, message: Mapping[str, Any], fds: tuple[int, ...
 def serve(control: socket.socket, limits: Limits, walls: Walls | None, roles: Mapping[str, Role]) -> NoReturn:
     """The first process's whole life. `walls` None: without namespaces."""
     status = 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler is what would let a program signal its init
     try:
         if walls is None:
             syscalls.adopt_orphans()

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from fleuve.rewards.sandbox.inside import children
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE, _CLOCK = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
     """Of all processes below the first: bytes of memory held, how many there are, seconds that they have run, and
-    seconds that they would have run but got no core. (Of threads, the first of each process; of the ended, nothing.)"""
+    seconds that their first threads would have run but got no core. What has ended is not counted."""
 
     memory: int
     processes: int
@@ -38,8 +38,9 @@ def usage(first: int) -> Usage:
             with open(f"/proc/{pid}/statm") as file:
                 fields = file.read().split()
             memory += int(fields[1]) * _PAGE
+            with open(f"/proc/{pid}/stat") as file:
+                times = file.read().rpartition(")")[2].split()
+            ran += (int(times[11]) + int(times[12])) / _CLOCK
             with open(f"/proc/{pid}/schedstat") as file:
-                fields = file.read().split()
-            ran += int(fields[0]) / 1e9
-            waited += int(fields[1]) / 1e9
+                waited += int(file.read().split()[1]) / 1e9
     return Usage(memory, processes, ran, waited)
