@@ -184,6 +184,21 @@ class CriticSettings(Section):
     warmup_steps: NonNegative = 0
 
 
+class CodeSettings(Section):
+    """How programs are checked, where the verifier is `code`. `sandbox`: "auto" takes the best that this machine has;
+    the weakest has to be allowed. Of each program: seconds on the clock and of CPU time; then its score is 0."""
+
+    sandbox: Literal["auto", "namespaces", "limits"] = "auto"
+    allow_weak_sandbox: bool = False
+    score: Literal["all", "fraction"] = "all"
+    seconds: Seconds = 4.0
+    cpu_seconds: Seconds = 2.0
+    memory_mb: Positive = 512
+    processes: Positive = 8
+    output_kb: Positive = 1024
+    scratch_mb: Positive = 16
+
+
 class RewardSettings(Section):
     """The pool of verifier processes. `path` is a directory that they import from beside the current one.
     `deadline` is per check and starts when the check starts; `memory_gb` bounds what one process may allocate (0: no
@@ -195,6 +210,7 @@ class RewardSettings(Section):
     queue_timeout: Seconds = 600.0
     start_timeout: Seconds = 60.0
     memory_gb: Annotated[float, Field(ge=0)] = 4.0
+    code: CodeSettings = CodeSettings()
 
 
 class WeightsSettings(Section):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from fleuve.config.settings import RewardSettings
+from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.process import CrashError, DeadlineError, VerifierProcess
 from fleuve.rewards.protocol import Check, Result, WorkerOptions
 from fleuve.types import Prompt, Verdict
@@ -42,6 +43,7 @@ class RewardPool:
             cpu_seconds=settings.deadline + _CPU_MARGIN,
             memory=int(settings.memory_gb * 2**30),
             path=settings.path,
+            code=CodeOptions(**settings.code.model_dump(), deadline=settings.deadline),
         )
         self._workers: set[VerifierProcess] = set()
         # None wakes those who wait when there is nothing left to wait for.

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from fleuve.rewards.code.options import CodeOptions
 from fleuve.types import decode, encode
 
 MAX_FRAME = 64 * 1024 * 1024
@@ -22,6 +23,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     cpu_seconds: float
     memory: int = 0
     path: str | None = None
+    code: CodeOptions = CodeOptions()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -1,4 +1,4 @@
-"""Verifiers by name: `math`, `exact`, or your own `module:function`.
+"""Verifiers by name: `math`, `exact`, `code`, or your own `module:function`.
 
 A verifier is `f(text: str, answer: str, row: dict) -> float`: the model's answer, the reference, the whole data row. It
 may be `async`. It runs in a process of its own (`rewards.pool`): it may block, and it may crash.
@@ -17,6 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from fleuve.errors import UserError
+from fleuve.rewards.code import installed
 from fleuve.rewards.math import verify_math, warm
 
 Verifier = Callable[[str, str, dict[str, Any]], Any]
@@ -30,7 +31,7 @@ def _exact(text: str, answer: str, row: dict[str, Any]) -> float:
     return float(text.strip() == answer.strip())
 
 
-BUILT_IN: dict[str, Verifier] = {"math": _math, "exact": _exact}
+BUILT_IN: dict[str, Verifier] = {"math": _math, "exact": _exact, "code": installed.verify}
 
 
 def check_name(name: str) -> None:
@@ -43,7 +44,7 @@ def check_name(name: str) -> None:
     if name in BUILT_IN or (colon and _dotted(module) and function.isidentifier()):
         return
     near = difflib.get_close_matches(name, BUILT_IN, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "there are 'math', 'exact' and your own 'module:function'"
+    hint = f"did you mean {near[0]!r}?" if near else "there are 'math', 'exact', 'code' and your own 'module:function'"
     raise UserError(f"data.verifier: no verifier {name!r}; {hint}")
 
 
@@ -75,6 +76,14 @@ def prepare(name: str) -> None:
     load(name)
     if name == "math":
         warm()
+    if name == "code":
+        installed.prepare()
+
+
+def begin(name: str) -> None:
+    """What each process that checks needs of its own, after `prepare`."""
+    if name == "code":
+        installed.begin()
 
 
 def run(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float | None, str]:

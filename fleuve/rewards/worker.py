@@ -18,8 +18,9 @@ import msgspec
 
 from fleuve.errors import UserError
 from fleuve.launch.child import adopt
+from fleuve.rewards.code import installed
 from fleuve.rewards.protocol import HEADER, Check, Ready, Result, WorkerOptions, decode, frame, length
-from fleuve.rewards.verifiers import prepare, run
+from fleuve.rewards.verifiers import begin, prepare, run
 
 
 def main() -> None:
@@ -31,10 +32,12 @@ def main() -> None:
         _limit(resource.RLIMIT_DATA, options.memory)
     if options.path is not None:
         sys.path.insert(1, os.path.abspath(options.path))  # the first is the current directory
+    installed.configure(options.code)
     error = ""
     try:
         for name in options.verifiers:
             prepare(name)
+            begin(name)
     except UserError as failure:
         error = str(failure)
     _send(sink, Ready(error=error))
