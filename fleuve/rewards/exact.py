@@ -1,31 +1,32 @@
-r"""Exact comparison of final answers: normalised strings, integers, decimals, fractions, percentages. No sympy here."""
+r"""Exact comparison of final answers: one spelling, integers, decimals, fractions, percentages. No sympy here."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
 
-_DIGITS = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_DECIMAL = re.compile(rf"([-+]?)\s*({_DIGITS}?(?:\.\d+)?|{_DIGITS}\.)")
-_RATIO = re.compile(
-    r"([-+]?)\s*(?:\\[dtc]?frac\s*(?:\{\s*([-+]?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))|(\d+)\s*/\s*(\d+))"
-)
-_WRAPPER = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
-_LAYOUT = re.compile(r"\\[,!;:> ]|\\q?quad\b|\\displaystyle\b|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|~")
-_NO_UNIT = r"(?!(?:pi|thousand|million|billion|hundred|dozen|and|or|half|to)\b)"
-_UNITS = re.compile(rf"\s+{_NO_UNIT}[a-zA-Z]{{2,}}(?:\s+{_NO_UNIT}(?:a|[a-zA-Z]{{2,}})){{0,3}}$")
+from fleuve.rewards.spelling import key, tidy
+
 MAX_DIGITS = 200
+MAX_EXPONENT = 100
+PLACES, DIGITS = 4, 6
+"""A decimal may stand for the value that it rounds if it has four places and four significant digits, or six digits."""
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.\d*)?|\.\d+)"
+_FRACTION = rf"(?:\\frac\{{\s*([-+]?\s*{_DECIMAL})\s*\}}\{{\s*([-+]?\s*{_DECIMAL})\s*\}}|({_DECIMAL})\s*/\s*(\d+))"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>{_DIGITS})(?:\s*(?=\\frac)|\s+(?=\d+\s*/)))?"
+    rf"(?:(?P<fraction>{_FRACTION})|(?P<decimal>{_DECIMAL}))"
+    r"(?:\s*(?:\\times|\\cdot|x)\s*10\s*\^\s*\{\s*(?P<power>[-+]?\d{1,4})\s*\}|[eE](?P<e>[-+]?\d{1,4}))?"
+    r"(?:\s*(?:\\text\{)?\s*(?P<scale>thousand|million|billion|trillion)\s*\}?)?\s*(?P<percent>%?)"
+)
+_SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 
 def normalise(answer: str) -> str:
-    r"""One spelling for what means the same on paper: no `$`, layout, `\text{}`, spaces or final full stop."""
-    answer = answer.strip().rstrip(".").strip("$").strip()
-    answer = _WRAPPER.sub(r"\1", answer.replace("\\$", "").replace(r"\%", "%"))
-    answer = answer.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    answer = re.sub(r",\s*\\!\s*", ",", answer)
-    answer = _LAYOUT.sub("", answer)
-    answer = re.sub(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)", "", answer)
-    return re.sub(r"\s+", "", answer)
+    r"""One spelling for what means the same on paper: no `$`, layout, text commands, needless spaces or full stop."""
+    return key(tidy(answer))
 
 
 def number(answer: str) -> Fraction | None:
@@ -36,31 +37,59 @@ def number(answer: str) -> Fraction | None:
     """
     if len(answer) > MAX_DIGITS:
         return None
-    text = answer.strip().rstrip(".").replace("\\!", "").replace("\\$", "").strip("$ ").replace("\\%", "%")
-    text = text.replace("-$", "-")
-    scale = 1
-    if text.endswith("%"):
-        text, scale = text[:-1].rstrip(), 100
-    if (match := _DECIMAL.fullmatch(text)) and match[2]:
-        value = Fraction(match[2].replace(",", ""))
-    elif match := _RATIO.fullmatch(text):
-        top = match[2] or match[3] or match[6]
-        bottom = int(match[4] or match[5] or match[7])
-        if bottom == 0:
-            return None
-        value = Fraction(int(top), bottom)
-    else:
+    return value(re.sub(r"\\text\{dollars\}$", "", tidy(answer)))
+
+
+def value(text: str) -> Fraction | None:
+    r"""`number` of a tidy text.
+
+    >>> value(r"137\frac{1}{2}"), value("6.72e-1"), value("2 million")
+    (Fraction(275, 2), Fraction(84, 125), Fraction(2000000, 1))
+    """
+    match = _NUMBER.fullmatch(text) if len(text) <= MAX_DIGITS else None
+    if match is None:
         return None
-    return (-value if match[1] == "-" else value) / scale
-
-
-def number_with_unit(answer: str) -> Fraction | None:
-    r"""The value of a number followed by at most four plain words (`18 dollars a day` is 18), else None."""
-    text = _WRAPPER.sub(r" \1", answer).strip().rstrip(".")
-    text = text.replace("percent", "%") if re.fullmatch(r"\S+ ?percent", text) else text
-    return number(_UNITS.sub("", text))
+    try:
+        result = _fraction(match["fraction"]) if match["fraction"] else _decimal(match["decimal"])
+    except ZeroDivisionError:
+        return None
+    if match["whole"]:
+        if not match["fraction"] or not 0 <= result < 1:  # 2(−3/4) and 2(7/4) are products
+            return None
+        result += _decimal(match["whole"])
+    if power := match["power"] or match["e"]:
+        if abs(int(power)) > MAX_EXPONENT:
+            return None
+        result *= Fraction(10) ** int(power)
+    result *= _SCALE.get(match["scale"] or "", 1)
+    return (-result if match["sign"] == "-" else result) / (100 if match["percent"] else 1)
 
 
 def is_decimal(answer: str) -> bool:
     """Whether it is written with digits and a point alone: such a number has no other exact spelling."""
     return "/" not in answer and "frac" not in answer
+
+
+def may_round(text: str) -> bool:
+    """Whether a tidy text is a decimal with enough digits to stand for the value that it is the rounding of."""
+    match = re.fullmatch(r"[-+]?(\d*)\.(\d+)", text.replace(",", ""))
+    if match is None:
+        return False
+    significant = len((match[1] + match[2]).lstrip("0"))
+    return (len(match[2]) >= PLACES and significant >= 4) or significant >= DIGITS
+
+
+def is_rounding(text: str, exact: Fraction) -> bool:
+    """Whether a decimal that `may_round` is `exact`, rounded half up or half to even at its last place."""
+    places = len(text.partition(".")[2])
+    return bool(abs(Fraction(text.replace(",", "").lstrip("+")) - exact) * 2 <= Fraction(1, 10**places))
+
+
+def _decimal(text: str) -> Fraction:
+    text = text.replace(",", "").replace(" ", "").lstrip("+")
+    return Fraction(f"{text}0" if text.endswith(".") else text)
+
+
+def _fraction(text: str) -> Fraction:
+    top, bottom = re.findall(rf"[-+]?\s*{_DECIMAL}", text.replace("frac", ""))
+    return _decimal(top) / _decimal(bottom)

@@ -121,9 +121,9 @@ def test_the_last_box_counts_and_not_the_set_of_boxes() -> None:
 )
 def test_hostile_text_is_refused_in_bounded_time(text: str) -> None:
     verify_math(r"\boxed{x+1}", "1+x")  # the library's import is not what is measured
-    start = time.perf_counter()
+    start = time.process_time()
     assert verify_math(text, "5") == 0.0
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @settings(max_examples=200, deadline=None)
@@ -150,9 +150,9 @@ def test_exact_numbers_are_cheap_and_do_not_start_sympy() -> None:
     code = (
         "import sys, time; from fleuve.rewards.math import verify_math\n"
         "pairs = [('#### 18', '18'), (r'\\boxed{18}', '19'), (r'\\boxed{1/2}', '0.5')]\n"
-        "t = time.perf_counter()\n"
+        "t = time.process_time()\n"
         "assert [verify_math(*p) for p in pairs * 100] == [1.0, 0.0, 1.0] * 100\n"
-        "print((time.perf_counter() - t) / 300); assert 'sympy' not in sys.modules"
+        "print((time.process_time() - t) / 300); assert 'sympy' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert float(done.stdout) < 1e-3  # 0.01 to 0.1 ms; the machine may be busy
