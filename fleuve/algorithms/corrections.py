@@ -74,8 +74,9 @@ def second_moment_limit(log_weight: Tensor, budget: float = 0.04) -> float:
     """The largest |log w| that may be kept so that the mean of (log w)² over the kept tokens is at most `budget`.
 
     Masking the token with the largest |log w| again and again until the second moment of the rest fits. `log_weight`
-    `[tokens]` are all learnt tokens of a *minibatch* (of all ranks), not of one micro-batch: the result does not
-    depend on how it was split. Tokens that tie at the limit are kept or masked together. 0 when nothing fits.
+    `[tokens]` are those tokens of a *minibatch* (of all ranks), not of one micro-batch, that have an advantage: the
+    result depends neither on how it was split nor on whether the others go through the model too. Tokens that tie at
+    the limit are kept or masked together. 0 when nothing fits.
 
     Source: Zheng et al. 2025 (M2PO, "Prosperity before Collapse"); budget 0.04. There the ratio is π_θ / π_behav,
     which at the first update of a step is w; here what θ does within the step is left to the objective.

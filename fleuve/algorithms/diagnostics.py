@@ -70,7 +70,7 @@ def bucket_of(staleness: Tensor) -> Tensor:
 @torch.no_grad()
 def loss_sums(facts: TokenFacts) -> LossSums:
     """Add up what is known of each token."""
-    ratio, weight = facts.log_ratio.exp(), facts.log_weight.exp()
+    weight = facts.log_weight.exp()
     both = facts.log_ratio + facts.log_weight
     columns = (
         torch.ones_like(weight),
@@ -79,9 +79,9 @@ def loss_sums(facts: TokenFacts) -> LossSums:
         facts.capped,
         weight,
         weight.square(),
-        ratio - 1.0 - facts.log_ratio,
-        weight - 1.0 - facts.log_weight,
-        both.exp() - 1.0 - both,
+        facts.log_ratio.double().expm1() - facts.log_ratio,
+        facts.log_weight.double().expm1() - facts.log_weight,
+        both.double().expm1() - both,
         torch.full_like(weight, math.nan) if facts.kl_reference is None else facts.kl_reference,
     )
     table = torch.stack([column.to(torch.float64) for column in columns], dim=1)

@@ -101,8 +101,9 @@ class PolicyLoss:
         surrogate = self._surrogate(logprobs, log_ratio, inputs.advantages, answers)
         correction = self._correction(log_weight, answers, weight_limit)
         share = self._shares(answers, totals, logprobs.dtype)
-        applied = torch.where(correction.kept, correction.weight, 0.0)
-        loss = -(share * applied * surrogate.value).sum()
+        # Both, so that a dropped token's weight and value may be anything: 0 · inf is NaN, forwards and backwards.
+        weight, value = (torch.where(correction.kept, x, 0.0) for x in (correction.weight, surrogate.value))
+        loss = -(share * weight * value).sum()
         kl: Tensor | None = None
         if self.kl_coefficient:
             if inputs.reference is None:
@@ -113,7 +114,8 @@ class PolicyLoss:
             if inputs.entropies is None:
                 raise ValueError("there is an entropy bonus, and there are no entropies")
             loss = loss - self.entropy_coefficient * (share * inputs.entropies).sum()
-        uncapped = importance_weight(log_weight, answers, self.cap_level)
+        level: Level = "token" if self.cap == "second_moment" else self.cap_level
+        uncapped = importance_weight(log_weight, answers, level)
         facts = TokenFacts(
             staleness=inputs.staleness,
             clipped_high=surrogate.clipped_high,

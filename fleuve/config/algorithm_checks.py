@@ -37,9 +37,24 @@ def algorithm_summary(algorithm: AlgorithmSettings) -> str:
         "none": "none",
         "second_moment": f"second_moment (budget {a.second_moment_budget:g})",
     }.get(a.cap, f"{a.cap} ({a.cap_level}, {a.cap_low:g} to {a.cap_value:g})")
-    return (
-        f"algorithm {a.preset}: baseline {a.baseline}, normalise {a.normalise}, objective {a.objective}, "
-        f"proximal {a.proximal}, cap {cap}"
+    clip = f" (clip {a.clip_low:g}, {a.clip_high:g})" if a.objective in ("ppo", "gspo", "cispo") else ""
+    extras = {
+        f"KL {a.kl_coefficient:g} in the {a.kl_in}": a.kl_coefficient > 0,
+        f"entropy {a.entropy_coefficient:g}": a.entropy_coefficient != 0,
+        "dynamic sampling": a.dynamic_sampling,
+        "truncated answers excluded": a.truncated == "exclude",
+        f"overlong penalty {a.overlong_penalty:g} over the last {a.overlong_buffer:.0%}": a.overlong_buffer > 0,
+    }
+    return ", ".join(
+        [
+            f"algorithm {a.preset}: baseline {a.baseline}",
+            f"normalise {a.normalise}",
+            f"objective {a.objective}{clip}",
+            f"aggregation {a.aggregation}",
+            f"proximal {a.proximal}",
+            f"cap {cap}",
+            *(text for text, given in extras.items() if given),
+        ]
     )
 
 
@@ -57,6 +72,17 @@ def algorithm_notes(settings: Settings) -> list[str]:
         for name, why in _unused_critic(settings)
         if getattr(settings.critic, name) != getattr(CriticSettings(), name)
     ]
+    limit = settings.rollout.max_new_tokens
+    if algorithm.overlong_buffer and (algorithm.overlong_penalty == 0 or round(algorithm.overlong_buffer * limit) == 0):
+        why = "algorithm.overlong_penalty is 0"
+        if algorithm.overlong_penalty:
+            why = f"it is less than one token of rollout.max_new_tokens = {limit}"
+        lines.append(f"algorithm.overlong_buffer = {algorithm.overlong_buffer:g} has no part: {why}")
+    if algorithm.objective == "policy_gradient" and algorithm.proximal == "behaviour":
+        lines.append(
+            'algorithm.objective = "policy_gradient" with algorithm.proximal = "behaviour": it has no ratio, and every '
+            "weight is 1, so nothing corrects for staleness"
+        )
     if algorithm.dynamic_sampling and algorithm.baseline not in IN_GROUP:
         lines.append(
             f'algorithm.dynamic_sampling = true with algorithm.baseline = "{algorithm.baseline}": groups whose answers '

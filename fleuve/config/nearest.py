@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def nearest(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate most like `word`, or None if none resembles it."""
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    """The candidate most like `word`, whatever its capitals, or None if none resembles it."""
+    by_lower = {candidate.lower(): candidate for candidate in candidates}
+    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
+    return by_lower[matches[0]] if matches else None
 
 
 def did_you_mean(suggestion: str | None) -> str:

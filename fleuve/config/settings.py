@@ -124,7 +124,7 @@ class AlgorithmSettings(Section):
     proximal: Literal["recompute", "interpolate", "behaviour"] = "recompute"
     cap: Literal["mask", "clamp", "second_moment", "none"] = "mask"
     cap_level: Literal["token", "sequence"] = "token"
-    cap_value: Annotated[float, Field(gt=1)] = 5.0
+    cap_value: Annotated[float, Field(ge=1)] = 5.0
     cap_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     second_moment_budget: Annotated[float, Field(gt=0)] = 0.04
 
@@ -136,7 +136,7 @@ class AlgorithmSettings(Section):
 
     dynamic_sampling: bool = False
     truncated: Literal["keep", "exclude"] = "keep"
-    overlong_buffer: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    overlong_buffer: Annotated[float, Field(ge=0)] = 0.0
     overlong_penalty: Annotated[float, Field(ge=0)] = 1.0
     reward_scale: Annotated[float, Field(gt=0)] = 1.0
     reward_clip: Annotated[float, Field(gt=0)] | None = None
@@ -147,6 +147,15 @@ class AlgorithmSettings(Section):
         if not isinstance(given, dict) or not isinstance(given.get("preset", ""), str):
             return given
         return {**PRESETS.get(given.get("preset", "grpo"), {}), **given}
+
+    @model_validator(mode="after")
+    def _buffer_is_a_share(self) -> AlgorithmSettings:
+        if self.overlong_buffer >= 1:
+            raise ValueError(
+                f"algorithm.overlong_buffer = {self.overlong_buffer:g}: must be less than 1; it is a share of "
+                "rollout.max_new_tokens"
+            )
+        return self
 
     @model_validator(mode="after")
     def _groups_have_a_spread_of_their_own(self) -> AlgorithmSettings:
@@ -202,14 +211,20 @@ class CodeSettings(Section):
 class RewardSettings(Section):
     """The pool of verifier processes. `path` is a directory that they import from beside the current one.
     `deadline` is per check and starts when the check starts; `memory_gb` bounds what one process may allocate (0: no
-    bound)."""
+    bound). A process is replaced by a fresh one after `recycle_after` checks, or once it has grown past `recycle_mb`
+    (0: never). With `url` the pool is another machine's (`fleuve rewards serve`), and `deadline` its own."""
 
     path: str | None = None
+    url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")] | None = None
     workers: Positive = 1
     deadline: Seconds = 5.0
     queue_timeout: Seconds = 600.0
+    queue_size: Positive = 4096
+    queue_mb: Annotated[float, Field(gt=0)] = 256.0
     start_timeout: Seconds = 60.0
     memory_gb: Annotated[float, Field(ge=0)] = 4.0
+    recycle_after: NonNegative = 10000
+    recycle_mb: Annotated[float, Field(ge=0)] = 1024.0
     code: CodeSettings = CodeSettings()
 
 
@@ -284,6 +299,15 @@ class Settings(Section):
     def longest_pause(self) -> float:
         """Seconds for which an answer may stand still: colocated, for as long as the trainer has the machine."""
         return self.trainer.step_timeout if self.launch.placement == "colocated" else 0.0
+
+    @model_validator(mode="after")
+    def _policy_is_trained(self) -> Settings:
+        if self.algorithm.baseline == "critic" and self.critic.warmup_steps >= self.steps:
+            raise ValueError(
+                f"critic.warmup_steps = {self.critic.warmup_steps}: only the critic would learn in all of the "
+                f"steps = {self.steps}; give it fewer"
+            )
+        return self
 
     @model_validator(mode="after")
     def _minibatches_divide_batch(self) -> Settings:

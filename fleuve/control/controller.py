@@ -151,19 +151,20 @@ class Controller:
             self._fail(group, "rollout failed", str(error))
         else:
             exclude_nonfinite(trajectories)
+            done = Group(
+                id=group,
+                prompt=prompt,
+                trajectories=trajectories,
+                admitted_version=admitted_version,
+                admitted_at=admitted_at,
+                finished_at=self._now(),
+            )
             if all(t.reward is None for t in trajectories):
                 self._fail(group, "no verdict", trajectories[0].excluded)
+            elif not compared(done, settings.algorithm.truncated):
+                self._fail(group, "truncated", f"no answer ended within {settings.rollout.max_new_tokens} tokens")
             else:
-                self._finish(
-                    Group(
-                        id=group,
-                        prompt=prompt,
-                        trajectories=trajectories,
-                        admitted_version=admitted_version,
-                        admitted_at=admitted_at,
-                        finished_at=self._now(),
-                    )
-                )
+                self._finish(done)
 
     def _finish(self, group: Group) -> None:
         """Running → ready; or dropped, if dynamic sampling replaces it.

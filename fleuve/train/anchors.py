@@ -99,5 +99,6 @@ def _weight_limit(
 ) -> float | None:
     if algorithm.cap != "second_moment" or not minibatch.micro_batches:
         return None
-    weights = [p - m.behaviour for p, m in zip(proximal, minibatch.micro_batches, strict=True) if p is not None]
+    parts = zip(proximal, minibatch.micro_batches, strict=True)
+    weights = [(p - m.behaviour)[m.advantages != 0] for p, m in parts if p is not None]
     return second_moment_limit(torch.cat(weights), algorithm.second_moment_budget)

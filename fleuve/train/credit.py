@@ -26,10 +26,11 @@ LARGEST_REWARD = 1e15
 @dataclass(frozen=True)
 class Credit:
     """Of one answer, `[learnt tokens]` each: `advantages`, and with a critic `returns` and the `values` they rest on.
-    `shaped_reward` is what they come from."""
+    `shaped_reward` is what they come from, and `kl_penalty` what KL in the reward took off it."""
 
     advantages: Tensor
     shaped_reward: float
+    kl_penalty: float = 0.0
     returns: Tensor | None = None
     values: Tensor | None = None
 
@@ -91,7 +92,8 @@ def assign_credit(
                 continue
             selected = torch.from_numpy(np.ascontiguousarray(learnt(trajectory)[trajectory.loss_mask]))
             whole = compared[i]
-            credit = Credit(torch.full((int(selected.sum()),), whole or 0.0), reward)
+            penalty = algorithm.kl_coefficient * float(penalties[i].double().sum())
+            credit = Credit(torch.full((int(selected.sum()),), whole or 0.0), reward, penalty)
             if whole is None:
                 tokens = token_rewards(reward, penalties[i], algorithm.kl_coefficient)
                 if values is None:
@@ -99,7 +101,7 @@ def assign_credit(
                 else:
                     before = values(g, i)
                     advantages, returns = gae(tokens, before, algorithm.gamma, algorithm.gae_lambda)
-                    credit = Credit(advantages[selected], reward, returns[selected], before[selected])
+                    credit = Credit(advantages[selected], reward, penalty, returns[selected], before[selected])
             row.append(credit)
         credits.append(row)
     return _whitened(credits) if algorithm.normalise == "batch" else credits

@@ -49,13 +49,17 @@ def batch_metrics(batch: Batch, max_staleness: int) -> dict[str, float]:
 
 
 def credit_metrics(credits: Credits) -> dict[str, float]:
-    """`reward/shaped_mean`: of the rewards that are learnt from. `advantage/zero_fraction`: answers without any
-    advantage, from which only a regulariser learns."""
-    known = [credit for row in credits for credit in row if credit is not None]
+    """`reward/shaped_mean`: of the rewards that are learnt from. `reward/kl_penalty_mean`: what KL in the reward took
+    off them. `advantage/rejected_fraction`: answers that are not learnt from at all. `advantage/zero_fraction`: of the
+    others, those without any advantage, from which only a regulariser learns."""
+    answers = [credit for row in credits for credit in row]
+    known = [credit for credit in answers if credit is not None]
+    metrics = {"advantage/rejected_fraction": 1 - len(known) / len(answers)} if answers else {}
     if not known:
-        return {}
-    return {
+        return metrics
+    return metrics | {
         "reward/shaped_mean": float(np.mean([credit.shaped_reward for credit in known])),
+        "reward/kl_penalty_mean": float(np.mean([credit.kl_penalty for credit in known])),
         "advantage/zero_fraction": float(np.mean([not bool(credit.advantages.any()) for credit in known])),
     }
 

@@ -68,12 +68,13 @@ class MasterOptimizer:
         not `usable`).
 
         Returns:
-            The norm before clipping, and whether the update took place: not when the norm is NaN or infinite either.
+            The norm before clipping, and whether the update took place: not when the norm is NaN or infinite either,
+            nor when it is 0, since AdamW would move the weights by its momentum alone.
         """
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = float(torch.nn.utils.get_total_norm(gradients))
-        finite = usable and math.isfinite(norm)
-        if finite:
+        updated = usable and math.isfinite(norm) and norm > 0
+        if updated:
             if norm > max_grad_norm:
                 torch._foreach_mul_(gradients, max_grad_norm / (norm + 1e-6))
             for group in self._adamw.param_groups:
@@ -81,7 +82,7 @@ class MasterOptimizer:
             self._adamw.step()
             self._refresh()
         self.zero_grad()
-        return norm, finite
+        return norm, updated
 
     def state(self) -> dict[str, Tensor]:
         """Masters and moments, flat, by `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`."""

@@ -38,11 +38,13 @@ class Accumulated:
 
 @dataclass
 class UpdateRecord:
-    """The updates of one step. `updates` counts those that were computed, refused ones too."""
+    """The updates of one step. `updates` counts those that were computed, also if they were `refused`, for a NaN or an
+    infinity, or `idle`, of a gradient of zero."""
 
     learning_rate: float
     skipped: int = 0
     refused: int = 0
+    idle: int = 0
     updates: int = 0
     whole: Accumulated = field(default_factory=Accumulated)
     losses: list[float] = field(default_factory=list)
@@ -57,7 +59,7 @@ class UpdateRecord:
     @property
     def made(self) -> int:
         """Updates that took place."""
-        return self.updates - self.refused
+        return self.updates - self.refused - self.idle
 
     def skip(self) -> None:
         """A minibatch without anything to learn."""
@@ -69,6 +71,7 @@ class UpdateRecord:
         if any(n is not None and math.isnan(n) for n in (norm, critic_norm)):
             self.refused += 1
             return
+        self.idle += not any((norm, critic_norm))
         self.losses.append(minibatch.policy_loss)
         self.norms += [] if norm is None else [norm]
         self.critic_norms += [] if critic_norm is None else [critic_norm]
@@ -82,7 +85,7 @@ class UpdateRecord:
         """Means over the updates and over their tokens, by name; what was measured on nothing is absent."""
         metrics = {
             "loss/learning_rate": self.learning_rate,
-            "loss/skipped_minibatches": float(self.skipped),
+            "loss/skipped_minibatches": float(self.skipped + self.idle),
             "loss/skipped_nonfinite": float(self.refused),
         }
         if self.skipped and not self.updates:  # nothing to learn: that is a loss and a gradient of zero

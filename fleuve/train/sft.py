@@ -114,7 +114,7 @@ def _step(
         "loss/cross_entropy": total,
         "loss/grad_norm": norm,
         "loss/learning_rate": learning_rate,
-        "loss/skipped_nonfinite": float(not updated),
+        "loss/skipped_nonfinite": float(not updated and norm != 0),
         "tokens/trained": float(sum(len(s.tokens) for s in batch)),
         "time/step": time.perf_counter() - started,
     }

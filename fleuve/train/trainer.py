@@ -66,9 +66,10 @@ class Trainer:
     def step(self, batch: Batch) -> StepResult:
         """Make version `batch.version + 1`.
 
-        A minibatch in which nothing can be learnt (all advantages zero and no regulariser, or all tokens masked) gives
-        no update: AdamW would move the weights by its momentum alone. A loss or gradient that is NaN or infinite gives
-        none either. Both are counted, and the version advances all the same: the batch was consumed.
+        A minibatch in which nothing can be learnt (all advantages zero and no regulariser, all tokens masked, or a
+        gradient of zero for whatever reason) gives no update: AdamW would move the weights by its momentum alone. A
+        loss or gradient that is NaN or infinite gives none either. Both are counted, and the version advances all the
+        same: the batch was consumed.
 
         An interrupted step keeps the minibatches that it finished; if there are none, no version is made.
 
@@ -243,7 +244,7 @@ class Trainer:
 
     def _apply(self, accumulated: Accumulated, learning_rate: float) -> tuple[float | None, float | None]:
         """One update of the policy and one of the critic. Returns the norms of their gradients: None where there was no
-        update, NaN or infinite where it was refused."""
+        update to make, NaN where it was refused, 0 where there was nothing to learn."""
         limit = self.settings.trainer.max_grad_norm
         usable = accumulated.finite
         norm = critic_norm = None
@@ -251,10 +252,10 @@ class Trainer:
             self.optimizer.zero_grad()
         else:
             norm, updated = self.optimizer.step(learning_rate, limit, usable)
-            norm = norm if updated else math.nan
+            norm = norm if updated or (usable and norm == 0) else math.nan
         if self.critic is not None:
             critic_norm, updated = self.critic.step(usable)
-            critic_norm = critic_norm if updated else math.nan
+            critic_norm = critic_norm if updated or (usable and critic_norm == 0) else math.nan
         return norm, critic_norm
 
     @property

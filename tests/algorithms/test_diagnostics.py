@@ -56,5 +56,8 @@ def test_buckets_without_tokens_are_left_out() -> None:
 
 def test_the_sums_of_parts_are_those_of_the_whole() -> None:
     whole = facts()
-    parts = [loss_sums(TokenFacts(*(x[part] for x in whole if x is not None))) for part in (slice(0, 1), slice(1, 3), slice(3, 4))]
+    parts = [
+        loss_sums(TokenFacts(*(x[part] for x in whole if x is not None)))
+        for part in (slice(0, 1), slice(1, 3), slice(3, 4))
+    ]
     assert (parts[0] + parts[1] + parts[2]).metrics() == pytest.approx(loss_sums(whole).metrics())

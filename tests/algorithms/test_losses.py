@@ -141,6 +141,27 @@ def test_second_moment_masking_applies_the_weight_up_to_its_limit() -> None:
         PolicyLoss(cap="second_moment")(tokens(**given), per_token(1.0))
 
 
+def test_second_moment_masking_is_by_token_whatever_the_level() -> None:
+    x = {name: value for name, value in _random(40, seed=5).items() if name != "mask"}
+    metrics = []
+    for level in ("token", "sequence"):
+        _, sums = PolicyLoss(cap="second_moment", cap_level=level)(tokens(**x), per_token(40.0), 100.0)
+        metrics.append(sums.metrics())
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["loss/capped_fraction"] == 0.0
+
+
+@pytest.mark.parametrize("objective", ["cispo", "policy_gradient", "ppo"])
+def test_a_token_that_the_cap_drops_may_have_a_log_probability_of_minus_infinity(objective: str) -> None:
+    logprobs = torch.tensor([-1.0, -math.inf], requires_grad=True)
+    other = torch.tensor([-1.0, -1.0])
+    inputs = tokens(logprobs=logprobs, proximal=other, behaviour=torch.tensor([-1.0, -20.0]), advantages=torch.ones(2))
+    loss, _ = PolicyLoss(objective=objective)(inputs, per_token(2.0))
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert logprobs.grad.tolist() == [-0.5, 0.0]
+
+
 def test_none_caps_nothing() -> None:
     x = _random(60, seed=2)
     x["behaviour"] = x["behaviour"] - 3.0

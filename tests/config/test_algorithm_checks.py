@@ -145,25 +145,53 @@ def test_one_that_has_an_effect_or_its_usual_value_is_not(make: Make, sections: 
     [
         (
             {},
-            "ok: algorithm grpo: baseline group, normalise group, objective ppo, proximal recompute, "
-            "cap mask (token, 0 to 5)",
+            "ok: algorithm grpo: baseline group, normalise group, objective ppo (clip 0.2, 0.28), "
+            "aggregation token_mean, proximal recompute, cap mask (token, 0 to 5)",
         ),
         (
             {"preset": "gspo", "proximal": "interpolate", "cap": "clamp", "cap_level": "sequence", "cap_low": 0.5},
-            "ok: algorithm gspo: baseline group, normalise group, objective gspo, proximal interpolate, "
-            "cap clamp (sequence, 0.5 to 5)",
+            "ok: algorithm gspo: baseline group, normalise group, objective gspo (clip 0.0003, 0.0004), "
+            "aggregation answer_mean, proximal interpolate, cap clamp (sequence, 0.5 to 5)",
         ),
         (
             {"preset": "m2po"},
-            "ok: algorithm m2po: baseline group, normalise group, objective ppo, proximal recompute, "
-            "cap second_moment (budget 0.04)",
+            "ok: algorithm m2po: baseline group, normalise group, objective ppo (clip 0.2, 0.28), "
+            "aggregation token_mean, proximal recompute, cap second_moment (budget 0.04)",
         ),
         (
-            {"preset": "rloo", "cap": "none"},
+            {"preset": "rloo", "cap": "none", "kl_coefficient": 0.01, "entropy_coefficient": 0.001},
             "ok: algorithm rloo: baseline leave_one_out, normalise none, objective policy_gradient, "
-            "proximal recompute, cap none",
+            "aggregation constant, proximal recompute, cap none, KL 0.01 in the loss, entropy 0.001",
+        ),
+        (
+            {"preset": "dapo", "truncated": "exclude"},
+            "ok: algorithm dapo: baseline group, normalise group, objective ppo (clip 0.2, 0.28), "
+            "aggregation token_mean, proximal recompute, cap mask (token, 0 to 5), dynamic sampling, "
+            "truncated answers excluded, overlong penalty 1 over the last 20%",
         ),
     ],
 )
 def test_the_choice_is_summed_up_in_a_line(make: Make, algorithm: dict[str, Any], expected: str) -> None:
     assert expected in preflight(make(algorithm=algorithm))
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        (
+            {"algorithm": {"overlong_buffer": 0.001}, "rollout": {"max_new_tokens": 50}},
+            "algorithm.overlong_buffer = 0.001 has no part: it is less than one token of rollout.max_new_tokens = 50",
+        ),
+        (
+            {"algorithm": {"preset": "dapo", "overlong_penalty": 0.0}},
+            "algorithm.overlong_buffer = 0.2 has no part: algorithm.overlong_penalty is 0",
+        ),
+        (
+            {"algorithm": {"preset": "rloo", "proximal": "behaviour"}},
+            'algorithm.objective = "policy_gradient" with algorithm.proximal = "behaviour": it has no ratio, and every '
+            "weight is 1, so nothing corrects for staleness",
+        ),
+    ],
+)
+def test_a_choice_that_does_nothing_is_noted(make: Make, sections: dict[str, Any], expected: str) -> None:
+    assert expected in notes(make(**sections))

@@ -67,8 +67,9 @@ def test_a_flag_can_choose_another_preset_for_the_resolved_settings_of_a_run(bef
 
 
 def test_a_misspelt_preset_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean dapo"):
-        load(tmp_path, 'preset = "dpao"')
+    for wrong in ("dpao", "DAPO"):
+        with pytest.raises(UserError, match="did you mean dapo"):
+            load(tmp_path, f'preset = "{wrong}"')
     with pytest.raises(UserError, match=r"algorithm\.preset"):
         load(tmp_path, "preset = 3")
 
@@ -76,3 +77,13 @@ def test_a_misspelt_preset_names_the_nearest(tmp_path: Path) -> None:
 def test_second_moment_masking_needs_the_proximal_forward(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r'needs algorithm\.proximal = "recompute"'):
         load(tmp_path, 'cap = "second_moment"\nproximal = "interpolate"')
+
+
+def test_a_run_in_which_only_the_critic_would_learn_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"only the critic would learn in all of the steps = 80"):
+        load(tmp_path, 'preset = "ppo"\n[critic]\nwarmup_steps = 80')
+
+
+def test_the_overlong_buffer_is_a_share(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"overlong_buffer = 4096: must be less than 1; it is a share of rollout\.max"):
+        load(tmp_path, "overlong_buffer = 4096")

@@ -4,11 +4,12 @@ import asyncio
 import random
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import World
+from world import Engine, World
 
 from fleuve.contracts import RunError
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
@@ -323,3 +324,22 @@ def test_a_group_without_any_number_among_its_rewards_has_no_verdict():
     _, error, _ = play(algorithm={}, verdict=lambda _: float("nan"))
     assert isinstance(error, RunError)
     assert "the last one: no verdict: its reward is nan" in str(error)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_where_no_answer_ends_in_time_and_those_are_excluded_the_run_ends_and_says_so(dynamic, monkeypatch):
+    """Not as a success that learnt nothing, nor with advice about the difficulty of the problems."""
+    generate = Engine.generate
+
+    async def cut_off(self, request):
+        return msgspec.structs.replace(await generate(self, request), finish_reason="length")
+
+    monkeypatch.setattr(Engine, "generate", cut_off)
+    world, error, _ = play(algorithm={"dynamic_sampling": dynamic, "truncated": "exclude"}, verdict=lambda _: 1.0)
+    assert isinstance(error, RunError)
+    assert "truncated: no answer ended within" in str(error)
+    assert world.trainer.batches == []
+    assert_conserved(world)
+    kept, error, _ = play(algorithm={"truncated": "keep"}, verdict=lambda _: 1.0)
+    assert error is None
+    assert len(kept.trainer.batches) == kept.controller.version

@@ -244,7 +244,8 @@ def test_nothing_at_all_is_nothing_at_all() -> None:
     for how in ("group", "batch"):
         assert credit([], normalise=how) == []
         assert credit([group(), group(answer(1, None))], normalise=how) == [[], [None]]
-    assert credit_metrics([[None]]) == {}
+    assert credit_metrics([]) == {}
+    assert credit_metrics([[None]]) == {"advantage/rejected_fraction": 1.0}
 
 
 # --- shaping --------------------------------------------------------------------------------------------------------

@@ -166,9 +166,9 @@ def test_an_excluded_answer_is_as_if_it_had_never_been(model: Path, tmp_path: Pa
     ra, rb = a.step(batch), b.step(without)
     assert same_weights(weights_of(a), weights_of(b))
     assert [x[1] for x in ra.advantages] == [None] * 4
-    times = {"time/credit", "time/proximal", "time/update"}
-    assert {k: v for k, v in ra.metrics.items() if k not in times} == {
-        k: v for k, v in rb.metrics.items() if k not in times
+    differ = {"time/credit", "time/proximal", "time/update", "advantage/rejected_fraction"}
+    assert {k: v for k, v in ra.metrics.items() if k not in differ} == {
+        k: v for k, v in rb.metrics.items() if k not in differ
     }
 
 
@@ -235,6 +235,35 @@ def test_a_minibatch_without_signal_is_skipped_and_the_other_trained(model: Path
     assert result.metrics["loss/grad_norm"] > 0
     assert result.metrics["loss/behaviour_weight_mean"] > 0
     assert float(trainer.optimizer.state()["step/model.norm.weight"]) == 1.0
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"preset": "m2po", "second_moment_budget": 1e-9}])
+def test_where_every_token_is_capped_momentum_does_not_move_the_weights(
+    model: Path, tmp_path: Path, algorithm: dict[str, object]
+) -> None:
+    trainer = make_trainer(model, tmp_path / "w", algorithm=algorithm)
+    first = make_batch(seed=0)
+    for t in first.trajectories:  # on policy: w is about 1, and nothing is capped
+        t.logprobs = evaluated(trainer, t)
+    trainer.step(first)
+    assert float(trainer.optimizer.state()["step/model.norm.weight"]) == 2.0
+    before = weights_of(trainer)
+    batch = make_batch(seed=1, version=1)
+    for t in batch.trajectories:
+        t.logprobs -= 15.0
+    metrics = trainer.step(batch).metrics
+    assert metrics["loss/capped_fraction"] == 1.0
+    assert metrics["loss/grad_norm"] == 0.0
+    assert (metrics["loss/skipped_minibatches"], metrics["loss/skipped_nonfinite"]) == (2.0, 0.0)
+    assert same_weights(before, weights_of(trainer))
+
+
+def evaluated(trainer: Trainer, t: Trajectory) -> np.ndarray:
+    """The trainer's own log-probabilities of an answer, `[output tokens]`."""
+    everything = np.ones(len(t.output_ids), dtype=bool)
+    (m,) = make_micro_batches([sample_of(t, everything)], 64)
+    with torch.no_grad():
+        return trainer.policy.logprobs(m)[0].numpy()
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf])
