@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from fleuve.contracts import Rewarder, RolloutError
-from fleuve.evaluate.statistics import mean_with_interval, pass_at_k, powers_of_two
+from fleuve.evaluate.statistics import mean_with_interval, pass_at_k, reported_k
 from fleuve.rollout.sampling import answer_seed
 from fleuve.types import Completion, FinishReason, GenerationRequest, Prompt, SamplingParams
 
@@ -155,7 +155,7 @@ def summarise(answers: Sequence[Answer], samples: int) -> EvaluationResult:
     scores = [a.score for a in answers if a.score is not None]
     accuracy, low, high = mean_with_interval([c / n for n, c in counts]) if counts else (None, None, None)
     pass_at = {}
-    for k in powers_of_two(samples):
+    for k in reported_k(samples):
         values = [pass_at_k(n, c, k) for n, c in counts if n >= k]
         if values:
             pass_at[k] = sum(values) / len(values)

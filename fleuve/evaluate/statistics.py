@@ -23,9 +23,9 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def powers_of_two(limit: int) -> list[int]:
-    """1, 2, 4, … up to `limit`."""
-    return [2**i for i in range(limit.bit_length()) if 2**i <= limit]
+def reported_k(samples: int) -> list[int]:
+    """The k of the pass@k that are reported: 1, 2, 4, … and `samples` itself."""
+    return sorted({2**i for i in range(samples.bit_length()) if 2**i <= samples} | {samples})
 
 
 def mean_with_interval(means: Sequence[float]) -> tuple[float, float, float]:

@@ -24,8 +24,10 @@ _NUMBER = re.compile(
     r"(?:\.\d+)?(?:[eE][-+]?\d+(?!\w))?(?:\s*/\s*\d+)?(?![\d/])%?|(?<![\w.])[-+]?\.\d+"
 )
 # As in Markdown, so that `$5 and $7` is no formula.
-_FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$(?!\s)([^$\n]+?)(?<!\s)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+_FORMULA = re.compile(
+    r"\$\$([^$]+)\$\$|(?<!\\)\$(?!\s)((?:\\.|[^$\\\n])+?)(?<!\s)\$(?!\d)|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
+)
+_SENTENCE_END = re.compile(r"(?<!\\)[.!?](?:\s|$)")
 
 
 def extract(text: str) -> str | None:
@@ -100,6 +102,6 @@ def _clean_sentence(sentence: str) -> str:
     if end := _SENTENCE_END.search(sentence):
         sentence = sentence[: end.start()]
     sentence = sentence.strip().strip("*").strip()
-    if inline := re.match(r"\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", sentence):
+    if inline := re.match(r"\$((?:\\.|[^$\\])+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", sentence):
         return next(group for group in inline.groups() if group is not None).strip()
     return sentence

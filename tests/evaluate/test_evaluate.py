@@ -162,3 +162,14 @@ async def test_metrics_are_named_after_the_set() -> None:
 def test_set_names() -> None:
     assert set_name("procedural:chain?median=3") == "chain"
     assert set_name("some/folder/gsm8k_test.jsonl") == "gsm8k_test"
+
+
+async def test_pass_at_all_samples_is_reported_where_their_number_is_no_power_of_two() -> None:
+    result = await run(says(["a", "x", "x"], ["x", "x", "x"]), "a", "b", samples=3)
+    assert result.pass_at == pytest.approx({1: 1 / 6, 2: 1 / 3, 3: 1 / 2})
+
+
+async def test_more_answers_to_the_same_problems_do_not_pass_for_more_problems() -> None:
+    few = await run(says(["a"], ["x"]), "a", "b", samples=1)
+    many = await run(says(["a"] * 50, ["x"] * 50), "a", "b", samples=50)
+    assert (few.low, few.high) == pytest.approx((many.low, many.high))

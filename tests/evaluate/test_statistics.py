@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleuve.evaluate.statistics import mean_with_interval, pass_at_k, powers_of_two
+from fleuve.evaluate.statistics import mean_with_interval, pass_at_k, reported_k
 
 
 @given(st.integers(1, 8), st.data())
@@ -29,9 +29,10 @@ def test_pass_at_k_refuses_what_has_no_meaning(samples: int, right: int, k: int)
         pass_at_k(samples, right, k)
 
 
-def test_powers_of_two() -> None:
-    assert powers_of_two(1) == [1]
-    assert powers_of_two(9) == [1, 2, 4, 8]
+def test_pass_at_powers_of_two_and_at_all_samples_is_reported() -> None:
+    assert reported_k(1) == [1]
+    assert reported_k(8) == [1, 2, 4, 8]
+    assert reported_k(10) == [1, 2, 4, 8, 10]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))

@@ -126,7 +126,7 @@ def test_hostile_text_is_refused_in_bounded_time(text: str) -> None:
     assert time.process_time() - start < 1.0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.text(r"0123456789+-*/^_(){}[]\\boxed#$%,. \nfrac", max_size=80), st.sampled_from(["5", "1,2", r"\frac12", "x"])
 )
@@ -180,18 +180,17 @@ def check_against_own_and_next(solutions: list[str], answers: list[str], same: s
         assert verify_math(solution, neighbour) == float(expected), (own, neighbour)
 
 
-def test_a_hundred_reference_solutions_score_one_for_their_own_answer_and_zero_for_the_next() -> None:
-    data = rows("math500.jsonl")[:100]
-    check_against_own_and_next([r["solution"] for r in data], [r["answer"] for r in data], {("5", "x=5")})
-
-
-@pytest.mark.slow
 def test_every_reference_solution_of_math500_scores_one_for_its_own_answer_and_zero_for_the_next() -> None:
     data = rows("math500.jsonl")
+    # The one pair of different spellings that are the same answer.
     check_against_own_and_next([r["solution"] for r in data], [r["answer"] for r in data], {("5", "x=5")})
 
 
-@pytest.mark.slow
+def test_every_reference_of_math500_equals_itself_as_a_plain_answer() -> None:
+    for row in rows("math500.jsonl"):
+        assert verify_math(f"The answer is ${row['answer']}$.", row["answer"]) == 1.0, row["answer"]
+
+
 def test_every_gsm8k_solution_scores_one_for_its_own_answer_and_zero_for_the_next() -> None:
     data = rows("gsm8k_test.jsonl")
     answers = [r["answer"].rpartition("####")[2].strip().replace(",", "") for r in data]
