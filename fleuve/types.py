@@ -105,11 +105,14 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verifier says of one answer: a `score`, or none with a `reason` (never a zero for its own failure)."""
+    """What a verifier says of one answer: a `score`, or none with a `reason` (never a zero for its own failure), and
+    the `kind` of reason (`rewards.tally.REASONS`). The check took `seconds`, after it had waited `queue_seconds`."""
 
     score: float | None
     reason: str = ""
     seconds: float = 0.0
+    kind: str = ""
+    queue_seconds: float = 0.0
 
 
 class Trajectory(msgspec.Struct, kw_only=True):

@@ -59,16 +59,30 @@ def adopt(on_orphaned: Callable[[], None] | None = None) -> None:
 
     SIGINT is ignored from here on: Ctrl-C is the parent's to answer. If the parent assigned CPUs, they are taken up.
     """
+    fd = lifeline()
+    if fd is None:
+        return
+    if on_orphaned is None:
+        _die_with_parent()
+    follow(fd, on_orphaned)
+
+
+def lifeline() -> int | None:
+    """For a process that must not have a second thread: what `adopt` does, but the watching is left to the caller. The
+    descriptor reads end-of-file when the parent is gone; None in a process that was started by hand."""
     fd_text = os.environ.pop(LIFELINE_VARIABLE, None)
     _take_up_cpus(os.environ.pop(CPUS_VARIABLE, ""))
     if fd_text is None:
-        return
+        return None
     fd = int(fd_text)
     os.set_inheritable(fd, False)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if on_orphaned is None:
-        _die_with_parent()
+    return fd
+
+
+def follow(fd: int, on_orphaned: Callable[[], None] | None = None) -> None:
+    """End with whoever holds the other end of `fd`, a `lifeline`, from here on; starts a thread."""
     threading.Thread(target=_watch, args=(fd, on_orphaned), name="lifeline", daemon=True).start()
 
 

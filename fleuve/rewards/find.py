@@ -12,18 +12,24 @@ from pathlib import Path
 
 from fleuve.errors import UserError
 from fleuve.rewards.verifiers import BUILT_IN, check_name
+from fleuve.rewards.weighted import terms
 
 
-def check_verifier(name: str, directory: str | None = None) -> None:
-    """Look for `module:function` where a verifier process will: the current directory, `directory` (`reward.path`), and
-    Python's own path.
+def check_verifier(verifier: str, directory: str | None = None) -> None:
+    """Look for every `module:function` in a weighted sum where a verifier process will: the current directory,
+    `directory` (`reward.path`), and Python's own path.
 
     Raises:
         UserError: the name is none, there is no such module, its source cannot be read as Python, or it defines no such
             name at its top level.
     """
+    for term in terms(verifier):
+        _check(term.name, directory)
+
+
+def _check(name: str, directory: str | None) -> None:
     check_name(name)
-    if name in BUILT_IN:
+    if name in BUILT_IN or ":" not in name or name.startswith("`"):
         return
     module, _, function = name.partition(":")
     place = f"data.verifier = {name}"

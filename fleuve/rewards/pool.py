@@ -1,25 +1,31 @@
 """Scores answers in killable processes, so that no verifier can hang, crash or block the run.
 
 A check that is over its deadline has its process killed and replaced; the checks beside it notice nothing. What a
-verifier fails at for reasons of its own is a verdict without score, never a zero (design, invariant 8).
+verifier fails at for reasons of its own is a verdict without score, never a zero (design, invariant 8). Any of the
+processes may be killed at any time: its check goes to another.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from fleuve.config.settings import RewardSettings
 from fleuve.rewards.code.options import CodeOptions
-from fleuve.rewards.process import CrashError, DeadlineError, VerifierProcess
+from fleuve.rewards.door import Door
+from fleuve.rewards.nursery import Nursery
+from fleuve.rewards.process import CrashError, DeadlineError, LostError, VerifierProcess
 from fleuve.rewards.protocol import Check, Result, WorkerOptions
+from fleuve.rewards.tally import Tally
+from fleuve.rewards.weighted import names
 from fleuve.types import Prompt, Verdict
 
 ATTEMPTS = 2
 """Processes that a check may crash before it is given up: the first crash may have been another's doing."""
+LOSSES = 8
+"""Processes that may be gone before they take a check up: never the check's doing, but it has to end."""
 _CPU_MARGIN = 10.0
 _RESTART_PAUSE = (0.0, 0.5, 2.0, 8.0, 30.0)
 
@@ -34,27 +40,30 @@ class RewardPool:
     def __init__(
         self, settings: RewardSettings, verifiers: Sequence[str] = ("math",), log_path: Path | None = None
     ) -> None:
-        """`verifiers` are loaded when a process starts; others are at their first check. `log_path` gets what user code
-        prints."""
+        """`verifiers` are loaded once, at the start; others by each process at their first check. `log_path` gets what
+        user code prints."""
         self._settings = settings
         self._log_path = log_path
         self._options = WorkerOptions(
-            verifiers=tuple(dict.fromkeys(verifiers)),
+            verifiers=names(verifiers),
             cpu_seconds=settings.deadline + _CPU_MARGIN,
             memory=int(settings.memory_gb * 2**30),
             path=settings.path,
             code=CodeOptions(**settings.code.model_dump(), deadline=settings.deadline),
         )
+        self._nursery: Nursery | None = None
+        self._nursing = asyncio.Lock()
         self._workers: set[VerifierProcess] = set()
+        self._door = Door(settings.queue_size, int(settings.queue_mb * 2**20))
         # None wakes those who wait when there is nothing left to wait for.
         self._idle: asyncio.Queue[VerifierProcess | None] = asyncio.Queue()
         self._restarts: set[asyncio.Task[None]] = set()
+        self._renewals: set[asyncio.Task[Nursery]] = set()
         self._stuck: set[VerifierProcess] = set()
         self._start_failure = ""
         self._failed_starts = 0
         self._closed = False
-        self._counts: Counter[str] = Counter()
-        self._check_seconds = self._queue_seconds = 0.0
+        self._tally = Tally()
 
     async def __aenter__(self) -> RewardPool:
         """Starts the processes.
@@ -81,41 +90,68 @@ class RewardPool:
 
     @property
     def pids(self) -> list[int]:
-        """The processes alive now."""
+        """The verifier processes alive now."""
         return [worker.pid for worker in self._workers]
+
+    @property
+    def nursery_pid(self) -> int | None:
+        """The process that they are forked from; None while there is none."""
+        return self._nursery.pid if self._nursery is not None and self._nursery.alive else None
 
     async def score(self, prompt: Prompt, text: str) -> Verdict:
         """One answer's verdict. Its deadline starts when a process takes it up, however long it waited for one."""
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
+        arrived = asyncio.get_running_loop().time()
         # Lone surrogates can come out of JSON escapes, and have no UTF-8.
         text = text.encode(errors="replace").decode()
+        if not await self._door.enter(len(text), arrived + self._settings.queue_timeout):
+            reason = f"the queue of verifier processes was full for {self._settings.queue_timeout:g} s"
+            return self._no_verdict("queue", reason, 0.0)
+        try:
+            return await self._score(prompt, text, arrived)
+        finally:
+            self._door.leave(len(text))
+
+    @property
+    def able(self) -> bool:
+        """Whether checks can be expected to end in verdicts: processes are alive, or can be started."""
+        return not self._closed and not self._hopeless
+
+    def metrics(self) -> dict[str, float]:
+        """`reward_service/...`: counts since the start, seconds of the latest checks, processes and checks now."""
+        return {
+            **self._tally.metrics(),
+            "reward_service/workers": float(sum(worker.alive for worker in self._workers)),
+            "reward_service/queued": float(self._door.inside + self._door.outside),
+        }
+
+    async def _score(self, prompt: Prompt, text: str, arrived: float) -> Verdict:
+        loop = asyncio.get_running_loop()
+        until = arrived + self._settings.queue_timeout
         check = Check(verifier=prompt.verifier, text=text, answer=prompt.answer, row=prompt.row)
-        crash = ""
-        for _ in range(ATTEMPTS):
-            if self._closed:
-                return self._no_verdict("error", "the pool of verifier processes is closed", 0.0)
-            worker = await self._take(arrived + self._settings.queue_timeout)
-            if worker is None and self._hopeless:
-                reason = f"no verifier process can be started: {self._start_failure}"
-                return self._no_verdict("error", reason, 0.0)
+        crashes = losses = 0
+        while True:
+            worker = await self._take(until)
             if worker is None:
-                why = f" (the last failed to start: {self._start_failure})" if self._start_failure else ""
-                return self._no_verdict(
-                    "queue", f"no verifier process was free for {self._settings.queue_timeout:g} s{why}", 0.0
-                )
+                return self._nobody_free()
             started = loop.time()
-            self._queue_seconds += started - arrived
             try:
                 result = await worker.check(check, self._settings.deadline)
             except DeadlineError:
                 self._replace(worker)
                 reason = f"verifier {prompt.verifier!r} was over its deadline of {self._settings.deadline:g} s"
                 return self._no_verdict("timeout", reason, loop.time() - started)
+            except LostError as error:
+                self._replace(worker)
+                losses += 1
+                if losses == LOSSES:
+                    reason = f"{LOSSES} verifier processes in a row were gone before they took it up: {error}"
+                    return self._no_verdict("crash", reason, 0.0)
             except CrashError as error:
                 self._replace(worker)
-                self._counts["crash"] += 1
-                crash = f"verifier {prompt.verifier!r} crashed its process {ATTEMPTS} times: {error}"
+                crashes += 1
+                if crashes == ATTEMPTS:
+                    reason = f"verifier {prompt.verifier!r} crashed its process {ATTEMPTS} times: {error}"
+                    return self._no_verdict("crash", reason, 0.0)
             except (ValueError, TypeError, OverflowError, RecursionError) as error:
                 self._idle.put_nowait(worker)
                 return self._no_verdict("error", f"row {prompt.id} cannot be sent to a verifier: {error}", 0.0)
@@ -123,44 +159,37 @@ class RewardPool:
                 self._replace(worker)
                 raise
             else:
-                self._idle.put_nowait(worker)
-                return self._verdict(result, loop.time() - started)
-        return self._no_verdict("crashed", crash, 0.0)
+                self._release(worker)
+                return self._verdict(result, loop.time() - started, started - arrived)
 
-    def metrics(self) -> dict[str, float]:
-        """Counts since the start, and mean seconds of a check and of waiting for a process."""
-        checks = self._counts["scored"] + self._counts["error"] + self._counts["timeout"]
-        return {
-            "reward/scored": float(self._counts["scored"]),
-            "reward/no_verdict": float(self._counts["no_verdict"]),
-            "reward/timeouts": float(self._counts["timeout"]),
-            "reward/crashes": float(self._counts["crash"]),
-            "reward/errors": float(self._counts["error"]),
-            "reward/check_seconds_mean": self._check_seconds / max(1, checks),
-            "reward/queue_seconds_mean": self._queue_seconds / max(1, checks),
-        }
-
-    def _verdict(self, result: Result, seconds: float) -> Verdict:
+    def _verdict(self, result: Result, seconds: float, queue_seconds: float) -> Verdict:
+        self._tally.queued(queue_seconds)
         if result.score is None:
             return self._no_verdict("error", result.reason, seconds)
-        self._counts["scored"] += 1
-        self._check_seconds += seconds
-        return Verdict(score=result.score, seconds=seconds)
+        self._tally.scored(seconds)
+        return Verdict(score=result.score, seconds=seconds, queue_seconds=queue_seconds)
 
     def _no_verdict(self, kind: str, reason: str, seconds: float) -> Verdict:
-        self._counts[kind] += 1
-        self._counts["no_verdict"] += 1
-        self._check_seconds += seconds
-        return Verdict(score=None, reason=reason, seconds=seconds)
+        self._tally.no_verdict(kind, seconds)
+        return Verdict(score=None, reason=reason, seconds=seconds, kind=kind)
+
+    def _nobody_free(self) -> Verdict:
+        if self._closed:
+            return self._no_verdict("error", "the pool of verifier processes is closed", 0.0)
+        if self._hopeless:
+            return self._no_verdict("error", f"no verifier process can be started: {self._start_failure}", 0.0)
+        why = f" (the last failed to start: {self._start_failure})" if self._start_failure else ""
+        reason = f"no verifier process was free for {self._settings.queue_timeout:g} s{why}"
+        return self._no_verdict("queue", reason, 0.0)
 
     async def _take(self, until: float) -> VerifierProcess | None:
         """An idle process, or None if there is none by the loop's time `until`, or will be none."""
         try:
             async with asyncio.timeout_at(until):
-                while True:
+                while not self._closed:
                     worker = await self._idle.get()
                     if worker is None:
-                        if self._hopeless:
+                        if self._hopeless or self._closed:
                             self._idle.put_nowait(None)  # for the next who waits
                             return None
                     elif worker.alive:
@@ -168,12 +197,22 @@ class RewardPool:
                     else:
                         self._replace(worker)  # it died while idle, which is no check's fault
         except TimeoutError:
-            return None
+            pass
+        return None
 
-    def _replace(self, worker: VerifierProcess) -> None:
+    def _release(self, worker: VerifierProcess) -> None:
+        """It is done with a check; one that has done many, or has grown, makes room for a fresh one."""
+        after, limit = self._settings.recycle_after, self._settings.recycle_mb * 2**20
+        if (after and worker.checks >= after) or (limit and worker.memory > limit):
+            self._replace(worker, "recycled")
+        else:
+            self._idle.put_nowait(worker)
+
+    def _replace(self, worker: VerifierProcess, why: str = "replaced") -> None:
         worker.kill()
         if self._closed:
             return
+        self._tally.counts[why] += 1
         restart = asyncio.create_task(self._restart(worker))
         self._restarts.add(restart)
         restart.add_done_callback(self._restarts.discard)
@@ -208,17 +247,45 @@ class RewardPool:
                 return
 
     async def _start(self) -> None:
-        worker = await VerifierProcess.start(self._options, self._settings.start_timeout, self._log_path)
+        nursery = await self._living_nursery()
+        worker = await nursery.fork(self._settings.start_timeout)
         self._workers.add(worker)
         self._idle.put_nowait(worker)
 
+    async def _living_nursery(self) -> Nursery:
+        """The one there is, or a new one in the place of one that died."""
+        async with self._nursing:
+            if self._nursery is None or not self._nursery.alive:
+                if self._nursery is not None:
+                    await self._nursery.end()
+                    self._nursery = None
+                self._nursery = await Nursery.start(self._options, self._settings.start_timeout, self._log_path)
+                self._nursery.died.add_done_callback(lambda _: self._renew_nursery())
+            return self._nursery
+
+    def _renew_nursery(self) -> None:
+        """It has died: have another one ready before it is needed."""
+        if not self._closed:
+            renewal = asyncio.create_task(self._living_nursery())
+            self._renewals.add(renewal)
+            renewal.add_done_callback(self._renewed)
+
+    def _renewed(self, renewal: asyncio.Task[Nursery]) -> None:
+        self._renewals.discard(renewal)
+        if not renewal.cancelled() and (error := renewal.exception()) is not None:  # the next start tries again
+            self._start_failure = str(error) or repr(error)
+
     async def _end_all(self) -> None:
         self._closed = True
-        for restart in list(self._restarts):
-            restart.cancel()
+        self._idle.put_nowait(None)
+        pending = [*self._restarts, *self._renewals]
+        for task in pending:
+            task.cancel()
         left = self._workers | self._stuck
         for worker in left:
             worker.kill()
-        await asyncio.gather(*self._restarts, *(worker.end() for worker in left), return_exceptions=True)
+        await asyncio.gather(*pending, *(worker.end() for worker in left), return_exceptions=True)
         self._workers.clear()
         self._stuck.clear()
+        if self._nursery is not None:
+            await self._nursery.end()

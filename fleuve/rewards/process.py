@@ -1,4 +1,4 @@
-"""One verifier process as the pool sees it: start, check, kill."""
+"""One verifier process as the pool sees it: check, kill."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from fleuve.errors import UserError
-from fleuve.launch.child import spawn_arguments
-from fleuve.launch.process import describe_status, thread_environment
-from fleuve.rewards.protocol import HEADER, Check, Ready, Result, WorkerOptions, decode, frame, length
+from fleuve.launch.process import describe_status
+from fleuve.rewards.protocol import HEADER, Check, Ready, Result, Taken, decode, frame, length
 
 GRACE = 0.05
 """Seconds after a deadline in which a result that already lies in the pipe is still taken: this process's event loop
 may itself have been late."""
+_TAKE_SECONDS = 30.0
+"""For an idle worker to take a check up. One that does not is stopped or swamped, which is no check's fault."""
 _EXIT_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -29,91 +28,98 @@ class CrashError(RuntimeError):
     """The verifier process ended, or spoke nonsense, before it answered."""
 
 
+class LostError(CrashError):
+    """The verifier process was gone before it took the check up."""
+
+
 class DeadlineError(RuntimeError):
     """A check was not answered within its deadline."""
 
 
 class VerifierProcess:
-    """A warm `fleuve.rewards.worker` in its own process group. Runs one check at a time; after `check` has raised, its
-    state is unknown and it can only be killed."""
+    """A warm worker in its own process group. Runs one check at a time; after `check` has raised, its state is unknown
+    and it can only be killed. `ended` gets its exit status, or None if nobody saw it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    @classmethod
-    async def start(cls, options: WorkerOptions, timeout: float, log_path: Path | None = None) -> VerifierProcess:
-        """Start a process and wait until its verifiers are loaded.
-
-        Raises:
-            UserError: a verifier cannot be loaded.
-            CrashError: it died, or was not ready within `timeout` seconds.
-        """
-        with (log_path or Path(os.devnull)).open("ab") as log:
-            spawning = asyncio.create_task(
-                asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "fleuve.rewards.worker",
-                    msgspec.json.encode(options).decode(),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=log,
-                    **spawn_arguments(thread_environment(1, huge_pages=False)),
-                )
-            )
-            try:
-                # Cancelled in the middle, asyncio (3.11) waits for ever for pipes that it has not connected yet.
-                process = await asyncio.shield(spawning)
-            except asyncio.CancelledError:
-                await cls(await spawning).end()
-                raise
-        worker = cls(process)
-        try:
-            ready = await worker._answer(Ready, timeout)
-            if ready.error:
-                raise UserError(ready.error)
-        except DeadlineError:
-            await worker.end()
-            raise CrashError(f"a verifier process was not ready within {timeout:g} s") from None
-        except BaseException:
-            await worker.end()
-            raise
-        return worker
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __init__(
+        self,
+        pid: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        ended: asyncio.Future[int | None],
+    ) -> None:
+        self.pid = pid
+        self.checks = 0
+        self.memory = 0
+        self._reader = reader
+        self._writer = writer
+        self._ended = ended
+        ended.add_done_callback(lambda _: self._hang_up())
 
     @property
     def alive(self) -> bool:
-        return self._process.returncode is None
+        return not self._ended.done() and not self._reader.at_eof()
+
+    async def ready(self, timeout: float) -> None:
+        """Wait until its verifiers are loaded.
+
+        Raises:
+            UserError: one cannot be.
+            CrashError: it died, or was not ready within `timeout` seconds.
+        """
+        try:
+            ready = await self._answer(Ready, timeout)
+        except DeadlineError:
+            raise CrashError(f"a verifier process was not ready within {timeout:g} s") from None
+        if ready.error:
+            raise UserError(ready.error)
 
     async def check(self, check: Check, deadline: float) -> Result:
-        """Run one check; `deadline` seconds start now.
+        """Run one check; `deadline` seconds start when the process takes it up.
 
         Raises:
             DeadlineError: no result in time.
-            CrashError: the process ended first.
+            LostError: the process ended, or did nothing, before it took the check up.
+            CrashError: the process ended before it answered.
             ValueError, TypeError, OverflowError, RecursionError: `check` cannot be encoded; the process is untouched.
         """
-        assert self._process.stdin is not None
         message = frame(check)
         with contextlib.suppress(ConnectionError):  # it is dead: reading says so, and how
-            self._process.stdin.write(message)
-        return await self._answer(Result, deadline)
+            self._writer.write(message)
+        try:
+            await self._answer(Taken, _TAKE_SECONDS)
+        except DeadlineError:
+            raise LostError(f"it did not take the check up within {_TAKE_SECONDS:g} s") from None
+        except CrashError as error:
+            raise LostError(str(error)) from None
+        result = await self._answer(Result, deadline)
+        self.checks += 1
+        self.memory = result.memory
+        return result
 
     def kill(self) -> None:
         """SIGKILL to the process and all it has started. May be called at any time and again."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if not self._ended.done():  # else the number may by now be another's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     async def end(self) -> None:
-        """Kill, and wait until the process is gone."""
+        """Kill, and wait until the process is gone.
+
+        Raises:
+            TimeoutError: it is not, after 10 s.
+        """
         self.kill()
-        async with asyncio.timeout(_EXIT_SECONDS):
-            await self._process.wait()
-        # asyncio closes it only once both pipes have reported their end, which a closing loop may not live to see.
-        self._process._transport.close()  # type: ignore[attr-defined]
+        try:
+            async with asyncio.timeout(_EXIT_SECONDS):
+                await asyncio.shield(self._ended)
+        finally:
+            self._writer.close()
+
+    def _hang_up(self) -> None:
+        """Stop reading from what has ended: a process it has left behind may hold the socket open. What it had still
+        said lies in the buffer and is read first."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            asyncio.get_running_loop().call_later(GRACE, self._writer.transport.abort)
 
     async def _answer(self, kind: type[T], deadline: float) -> T:
         # Not `asyncio.timeout`: it would cancel the read in the same turn of a late loop that brings the result.
@@ -128,17 +134,15 @@ class VerifierProcess:
             reading.cancel()
 
     async def _read(self, kind: type[T]) -> T:
-        assert self._process.stdout is not None
-        stream: Any = self._process.stdout
         try:
-            size = length(await stream.readexactly(HEADER))
-            return decode(await stream.readexactly(size), kind)
+            size = length(await self._reader.readexactly(HEADER))
+            return decode(await self._reader.readexactly(size), kind)
         except (asyncio.IncompleteReadError, ConnectionError):
             try:
                 async with asyncio.timeout(_EXIT_SECONDS):
-                    status = await self._process.wait()
+                    status = await asyncio.shield(self._ended)
             except TimeoutError:
-                raise CrashError("it closed its pipe and went on") from None
-            raise CrashError(describe_status(status)) from None
+                raise CrashError("it closed its socket and went on") from None
+            raise CrashError("it ended" if status is None else describe_status(status)) from None
         except (ValueError, msgspec.DecodeError) as error:
             raise CrashError(f"its answer cannot be read: {error}") from None

@@ -1,4 +1,7 @@
-"""What pool and worker say to each other: length-prefixed msgpack over the worker's stdin and stdout."""
+"""What pool, nursery and workers say to each other: length-prefixed msgpack.
+
+The pool asks its nursery for a worker by sending it one end of a socket pair, and talks to the worker over the other.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,36 @@ HEADER = 4
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's one argument, as JSON. `cpu_seconds` bounds one check even if nobody is left to kill it; `memory`
-    bounds the process, in bytes (0: no bound). `path` is a directory to import from, after the current one."""
+    """The nursery's one argument, as JSON. `cpu_seconds` bounds one check even if nobody is left to kill its worker;
+    `memory` bounds a process, in bytes (0: no bound). `path` is a directory to import from, after the current one.
+    `late`: your own verifiers are loaded by each worker, because one of them starts threads as it is imported."""
 
     verifiers: tuple[str, ...]
     cpu_seconds: float
     memory: int = 0
     path: str | None = None
+    late: bool = False
     code: CodeOptions = CodeOptions()
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The worker's first word: its verifiers are loaded, or `error` says why not."""
+    """A nursery's or worker's first word: its verifiers are loaded, or `error` says why not."""
 
     error: str = ""
+
+
+class Forked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the nursery, in the order of the requests: a worker's process id (0: `error` says why there is none)."""
+
+    pid: int
+    error: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the nursery: a worker and its process group are gone. `status` is negative for a signal."""
+
+    pid: int
+    status: int
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -41,11 +60,17 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     row: dict[str, Any]
 
 
+class Taken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a worker: a check was read and begins now."""
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What came of a check: a score, or none and why."""
+    """What came of a check: a score, or none and why. `memory` is what the worker has allocated of its own by then, in
+    resident bytes."""
 
     score: float | None
     reason: str = ""
+    memory: int = 0
 
 
 def frame(message: Any) -> bytes:
@@ -66,4 +91,16 @@ def length(header: bytes) -> int:
     return size
 
 
-__all__ = ["HEADER", "Check", "Ready", "Result", "WorkerOptions", "decode", "frame", "length"]
+__all__ = [
+    "HEADER",
+    "Check",
+    "Ended",
+    "Forked",
+    "Ready",
+    "Result",
+    "Taken",
+    "WorkerOptions",
+    "decode",
+    "frame",
+    "length",
+]

@@ -1,17 +1,20 @@
 """Verifiers by name: `math`, `exact`, `code`, or your own `module:function`.
 
 A verifier is `f(text: str, answer: str, row: dict) -> float`: the model's answer, the reference, the whole data row. It
-may be `async`. It runs in a process of its own (`rewards.pool`): it may block, and it may crash.
+may be `async`. It runs in a process of its own (`rewards.pool`): it may block, and it may crash. A regular expression
+in backquotes is a verifier too, of an answer's form; `rewards.weighted` has sums of several.
 """
 
 from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 import importlib
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -19,12 +22,14 @@ from typing import Any
 from fleuve.errors import UserError
 from fleuve.rewards.code import installed
 from fleuve.rewards.math import verify_math, warm
+from fleuve.rewards.weighted import terms
 
 Verifier = Callable[[str, str, dict[str, Any]], Any]
 
 
 def _math(text: str, answer: str, row: dict[str, Any]) -> float:
-    return verify_math(text, answer)
+    choices = row.get("choices")  # of a multiple choice: letter and text are then the same answer
+    return verify_math(text, answer, [str(c) for c in choices] if isinstance(choices, list | tuple) else ())
 
 
 def _exact(text: str, answer: str, row: dict[str, Any]) -> float:
@@ -38,8 +43,11 @@ def check_name(name: str) -> None:
     """Whether `name` can be a verifier, without importing anything of the user's.
 
     Raises:
-        UserError: it is neither built in nor of the form `module:function`.
+        UserError: it is neither built in, nor of the form `module:function`, nor a regular expression in backquotes.
     """
+    if name.startswith("`"):
+        _pattern(name)
+        return
     module, colon, function = name.partition(":")
     if name in BUILT_IN or (colon and _dotted(module) and function.isidentifier()):
         return
@@ -57,6 +65,8 @@ def load(name: str) -> Verifier:
     check_name(name)
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name.startswith("`"):
+        return functools.partial(_has_form, _pattern(name))
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -86,8 +96,23 @@ def begin(name: str) -> None:
         installed.begin()
 
 
-def run(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float | None, str]:
-    """One check: `(score, "")`, or `(None, reason)` if it raised or returned what is no finite number."""
+def run(verifier: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float | None, str]:
+    """One check, by a verifier or a weighted sum of them: `(score, "")`, or `(None, reason)` if one raised or returned
+    what is no finite number."""
+    total = 0.0
+    try:
+        parts = terms(verifier)
+    except UserError as error:
+        return None, str(error)
+    for weight, name in parts:
+        score, reason = _run_one(name, text, answer, row)
+        if score is None:
+            return None, reason
+        total += weight * score
+    return total, ""
+
+
+def _run_one(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float | None, str]:
     try:
         result = load(name)(text, answer, row)
         if inspect.iscoroutine(result):
@@ -119,6 +144,18 @@ def _number(result: Any) -> float | None:
         return math.inf if result == abs(result) else -math.inf
     except ValueError:  # a signalling NaN
         return math.nan
+
+
+@functools.lru_cache(maxsize=64)
+def _pattern(name: str) -> re.Pattern[str]:
+    try:
+        return re.compile(name.strip("`"), re.DOTALL)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(f"data.verifier: {name} is no regular expression: {error}") from None
+
+
+def _has_form(pattern: re.Pattern[str], text: str, answer: str, row: dict[str, Any]) -> float:
+    return float(pattern.fullmatch(text.strip()) is not None)
 
 
 def _dotted(name: str) -> bool:

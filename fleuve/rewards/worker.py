@@ -1,7 +1,7 @@
-"""A verifier process: `python -m fleuve.rewards.worker '{...}'`. Reads a check, runs it, answers; one at a time.
+"""A verifier process, just forked: reads a check, runs it, answers; one at a time.
 
-The protocol moves to descriptors that neither user code's `print` nor its child processes can reach: what they write
-to stdout goes to stderr.
+Its socket is out of reach of user code's `print` and of the processes that user code starts: what they write to stdout
+goes to the log.
 """
 
 from __future__ import annotations
@@ -11,51 +11,57 @@ import math
 import os
 import resource
 import signal
+import socket
 import sys
-from typing import BinaryIO
-
-import msgspec
+from functools import partial
+from typing import Any, BinaryIO, NoReturn
 
 from fleuve.errors import UserError
-from fleuve.launch.child import adopt
-from fleuve.rewards.code import installed
-from fleuve.rewards.protocol import HEADER, Check, Ready, Result, WorkerOptions, decode, frame, length
+from fleuve.launch.child import follow
+from fleuve.rewards.protocol import HEADER, Check, Ready, Result, Taken, WorkerOptions, decode, frame, length
 from fleuve.rewards.verifiers import begin, prepare, run
 
 
-def main() -> None:
-    # User code may start processes that do not adopt: the whole group has to end with the parent.
-    adopt(on_orphaned=lambda: None)
-    options = msgspec.json.decode(sys.argv[1], type=WorkerOptions)
-    source, sink = _private_streams()
-    if options.memory:
-        _limit(resource.RLIMIT_DATA, options.memory)
-    if options.path is not None:
-        sys.path.insert(1, os.path.abspath(options.path))  # the first is the current directory
-    installed.configure(options.code)
-    error = ""
+def work(pool: socket.socket, lifeline: int | None, options: WorkerOptions) -> NoReturn:
+    """Check until the pool closes `pool`, then end, with everything that user code has left running. The process leads
+    its own group already; it also ends with whoever holds `lifeline`."""
     try:
-        for name in options.verifiers:
+        if lifeline is not None:
+            follow(lifeline, lambda: None)
+        descriptor = pool.detach()
+        os.register_at_fork(after_in_child=partial(_close, descriptor))
+        _reseed()
+        if options.memory:
+            _limit(resource.RLIMIT_DATA, options.memory)
+        with open(descriptor, "rb", closefd=False) as source, open(descriptor, "wb", closefd=False) as sink:
+            _serve(source, sink, options)
+    except ConnectionError:  # the pool is gone
+        pass
+    finally:
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)  # not reached
+
+
+def prepare_all(names: tuple[str, ...]) -> str:
+    """Load these verifiers; what is wrong with one of them, or ""."""
+    try:
+        for name in names:
             prepare(name)
-            begin(name)
     except UserError as failure:
-        error = str(failure)
+        return str(failure)
+    return ""
+
+
+def _serve(source: BinaryIO, sink: BinaryIO, options: WorkerOptions) -> None:
+    error = prepare_all(options.verifiers) if options.late else ""
+    for name in options.verifiers:
+        begin(name)
     _send(sink, Ready(error=error))
     while (check := _receive(source)) is not None:
         _allow_cpu(options.cpu_seconds)
+        _send(sink, Taken())
         score, reason = run(check.verifier, check.text, check.answer, check.row)
-        _send(sink, Result(score=score, reason=reason))
-    # The pool has closed the pipe: end with everything that user code has left running.
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpid(), signal.SIGKILL)
-
-
-def _private_streams() -> tuple[BinaryIO, BinaryIO]:
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")  # dup: not inherited by children
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)
-    return source, sink
+        _send(sink, Result(score=score, reason=reason, memory=_own_memory()))
 
 
 def _receive(source: BinaryIO) -> Check | None:
@@ -63,9 +69,31 @@ def _receive(source: BinaryIO) -> Check | None:
     return decode(source.read(length(header)), Check) if len(header) == HEADER else None
 
 
-def _send(sink: BinaryIO, message: Ready | Result) -> None:
+def _send(sink: BinaryIO, message: Any) -> None:
     sink.write(frame(message))
     sink.flush()
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def _reseed() -> None:
+    """Forked from one parent, the workers would all draw the same numbers. (Python's own generator sees to itself.)"""
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.seed()
+
+
+def _own_memory() -> int:
+    """Resident bytes that are in no file: heap and stacks, those shared with the nursery among them. 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        with open("/proc/self/statm") as file:
+            resident, shared = file.read().split()[1:3]
+        return (int(resident) - int(shared)) * resource.getpagesize()
+    return 0
 
 
 def _allow_cpu(seconds: float) -> None:
@@ -77,7 +105,3 @@ def _allow_cpu(seconds: float) -> None:
 def _limit(which: int, value: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # the machine's own limit is lower, which serves as well
         resource.setrlimit(which, (value, resource.getrlimit(which)[1]))
-
-
-if __name__ == "__main__":
-    main()

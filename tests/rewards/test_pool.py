@@ -41,6 +41,12 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
             await asyncio.sleep(0.02)
 
 
+def kill_nursery(rewards: RewardPool) -> None:
+    """The next process will have to load its verifiers anew."""
+    assert rewards.nursery_pid is not None
+    os.kill(rewards.nursery_pid, signal.SIGKILL)
+
+
 def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
@@ -51,7 +57,7 @@ async def test_maths_is_scored() -> None:
         assert (await rewards.score(prompt("math"), r"\boxed{6}")).score == 0.0
         assert (await rewards.score(prompt("math", "3x"), r"\boxed{2x+x}")).score == 1.0
         assert (await rewards.score(prompt("math"), "\ud800 5")).score == 1.0
-        assert rewards.metrics()["reward/scored"] == 4
+        assert rewards.metrics()["reward_service/checks"] == 4
 
 
 async def test_six_good_checks_lose_nothing_to_an_endless_one_among_them() -> None:
@@ -84,7 +90,7 @@ async def test_a_check_over_its_deadline_is_killed_and_its_process_replaced(text
         assert (await rewards.score(prompt(), "fine")).score == 1.0
         assert rewards.pids != before
         assert gone(before[0])
-        assert rewards.metrics()["reward/timeouts"] == 1
+        assert rewards.metrics()["reward_service/no_verdict/timeout"] == 1
 
 
 async def test_an_endless_symbolic_comparison_is_excluded_and_not_a_zero() -> None:
@@ -194,6 +200,7 @@ async def test_when_no_process_can_be_started_any_more_each_check_says_so_at_onc
         source = module.read_text()
         module.write_text("import no_such_module\n")
         os.utime(module, (1, 1))
+        kill_nursery(rewards)
         async with asyncio.timeout(60.0):
             verdicts = await asyncio.gather(*(rewards.score(prompt(name), "die") for _ in range(5)))
             verdicts.append(await rewards.score(prompt(name), "fine"))
@@ -216,7 +223,8 @@ async def test_a_crash_is_tried_again_once_and_then_excluded(text: str, how: str
         assert verdict.score is None
         assert "crashed its process 2 times" in verdict.reason
         assert how in verdict.reason
-        assert rewards.metrics()["reward/crashes"] == 2
+        assert rewards.metrics()["reward_service/replaced"] == 2
+        assert rewards.metrics()["reward_service/no_verdict/crash"] == 1
         assert (await rewards.score(prompt(), "fine")).score == 1.0
 
 

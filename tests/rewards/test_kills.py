@@ -1,0 +1,96 @@
+"""Kill -9 on workers and nursery, at any time: every check ends with its true score."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from fleuve.config.settings import RewardSettings
+from fleuve.rewards.pool import RewardPool
+from fleuve.types import Prompt
+
+HERE = Path(__file__).parent
+LENGTH = "verifiers_for_tests:length_slowly"
+
+
+@pytest.fixture(autouse=True)
+def import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def prompt() -> Prompt:
+    return Prompt(id="e0/0", input_ids=[1], text="?", answer="5", verifier=LENGTH, row={})
+
+
+def kill(pid: int | None) -> None:
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_of_200_checks_each_ends_with_its_true_score_whatever_is_killed_one_at_a_time(seed: int) -> None:
+    """One at a time: the next kill waits until the last one's check has been taken up again, so that none meets two."""
+    draw = random.Random(seed)
+    kills = 0
+    async with RewardPool(RewardSettings(workers=3, deadline=60.0), verifiers=[LENGTH]) as rewards:
+
+        async def killer() -> None:
+            nonlocal kills
+            while True:
+                await asyncio.sleep(draw.uniform(0.0, 0.1))
+                if draw.random() < 0.2:
+                    kill(rewards.nursery_pid)
+                elif rewards.pids:
+                    finished = rewards.metrics()["reward_service/checks"]
+                    kill(draw.choice(rewards.pids))
+                    kills += 1
+                    # As many as there are workers: the check that was hit is among those done.
+                    while rewards.metrics()["reward_service/checks"] < finished + 12:  # noqa: ASYNC110
+                        await asyncio.sleep(0.005)
+
+        killing = asyncio.create_task(killer())
+        async with asyncio.timeout(120.0):
+            verdicts = await asyncio.gather(*(rewards.score(prompt(), "x" * n) for n in range(200)))
+        killing.cancel()
+        assert [verdict.score for verdict in verdicts] == list(range(200))
+        assert kills >= 5
+
+
+async def test_all_of_them_at_once_loses_nothing_that_was_not_under_way() -> None:
+    async with RewardPool(RewardSettings(workers=3), verifiers=[LENGTH]) as rewards:
+        for _ in range(3):
+            for pid in [*rewards.pids, rewards.nursery_pid]:
+                kill(pid)
+            verdicts = await asyncio.gather(*(rewards.score(prompt(), "x" * n) for n in range(6)))
+            assert [verdict.score for verdict in verdicts] == list(range(6))
+
+
+async def test_under_a_hail_of_kills_no_score_is_untrue_and_the_pool_lives() -> None:
+    draw = random.Random(3)
+    async with RewardPool(RewardSettings(workers=2), verifiers=[LENGTH]) as rewards:
+
+        async def killer() -> None:
+            while True:
+                await asyncio.sleep(draw.uniform(0.0, 0.03))
+                kill(draw.choice([*rewards.pids, rewards.nursery_pid]))
+
+        killing = asyncio.create_task(killer())
+        await asyncio.sleep(1.0)
+        checks = [asyncio.create_task(rewards.score(prompt(), "x" * n)) for n in range(30)]
+        await asyncio.sleep(1.0)
+        killing.cancel()
+        async with asyncio.timeout(60.0):
+            verdicts = await asyncio.gather(*checks)
+        for number, verdict in enumerate(verdicts):
+            assert verdict.score in (number, None)
+            assert (
+                verdict.score is not None
+                or "crashed its process 2 times: killed by SIGKILL" in verdict.reason
+                or ("it ended" in verdict.reason)
+            )
+        assert (await rewards.score(prompt(), "four")).score == 4.0
