@@ -21,6 +21,7 @@ _NUMBER = re.compile(
     r"(?:\s*(?:\\times|\\cdot|x)\s*10\s*\^\s*\{\s*(?P<power>[-+]?\d{1,4})\s*\}|[eE](?P<e>[-+]?\d{1,4}))?"
     r"(?:\s*(?:\\text\{)?\s*(?P<scale>thousand|million|billion|trillion)\s*\}?)?\s*(?P<percent>%?)"
 )
+_PERIODIC = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
 _SCALE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
 
@@ -46,7 +47,13 @@ def value(text: str) -> Fraction | None:
     >>> value(r"137\frac{1}{2}"), value("6.72e-1"), value("2 million")
     (Fraction(275, 2), Fraction(84, 125), Fraction(2000000, 1))
     """
-    match = _NUMBER.fullmatch(text) if len(text) <= MAX_DIGITS else None
+    if len(text) > MAX_DIGITS:
+        return None
+    if period := _PERIODIC.fullmatch(text):
+        sign, whole, start, repeated = period.groups()
+        tail = Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(start))
+        return (Fraction(f"{whole or 0}.{start or 0}") + tail) * (-1 if sign == "-" else 1)
+    match = _NUMBER.fullmatch(text)
     if match is None:
         return None
     try:

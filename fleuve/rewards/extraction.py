@@ -16,7 +16,8 @@ _BOX = re.compile(r"\\f?box(?:ed)?\s*(?:\{|([0-9a-zA-Z]+))")
 _TAG = re.compile(r"<answer>([^<]*)</answer>", re.IGNORECASE)
 _HASH = re.compile(r"#\s*([^#\n]*[^#\s])\s*$")
 _ANSWER_IS = re.compile(
-    r"\b(?:answer|(?:option|choice)(?=\s+is))(?:\s+is|\s*:)(?:\*\*)?\s*:?[ \t]*(?=([^\n]+)|\n\s*([^\n]+))",
+    r"\b(?:answer|(?:option|choice)(?=\s+is))(?:\s+is(?:\s+(?:therefore|thus|then|simply))?|\s*:)"
+    r"(?:\*\*)?\s*:?[ \t]*(?=([^\n]+)|\n\s*([^\n]+))",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(

@@ -18,7 +18,7 @@ from fleuve.rewards.exact import is_decimal, is_rounding, may_round, value
 from fleuve.rewards.extraction import extract, reference
 from fleuve.rewards.intervals import looks_like_region, region
 from fleuve.rewards.spelling import key, tidy
-from fleuve.rewards.structures import both_signs, depth, elements, matrix, same_in_some_order, split
+from fleuve.rewards.structures import both_signs, depth, elements, matrix, same_in_some_order, split, without_thousands
 from fleuve.rewards.symbolic import MAX_DEPTH, MAX_LENGTH, equal_equations, equal_symbolically, numeric, warm
 from fleuve.rewards.units import conflict, split_unit
 
@@ -95,8 +95,8 @@ def _same(given: str, wanted: str) -> bool:
         return _same_number(given, wanted)
     if _is_words(given) or _is_words(wanted):
         return _words(given) == _words(wanted)
-    if re.fullmatch("[a-zA-Z]", given) and re.fullmatch("[a-zA-Z]", wanted):
-        return False
+    if all(re.fullmatch("[a-zA-Z]|[A-Z]{2,}", text) for text in (given, wanted)):
+        return False  # names: `e` is not E, and AB no product
     if looks_like_region(given) or looks_like_region(wanted):
         return _same_region(given, wanted)
     if len(split(given, "=")) > 1 or len(split(wanted, "=")) > 1:
@@ -196,6 +196,7 @@ def _same_quantity(given: str, wanted: str) -> bool:
     if ("%" in given) != ("%" in wanted):
         return False
     given, wanted = given.replace("%", ""), wanted.replace("%", "")
+    given, wanted = without_thousands(given), without_thousands(wanted)
     (given, base), (wanted, wanted_base) = _base(given), _base(wanted)
     if base is not None or wanted_base is not None:
         return given == wanted and base in (None, wanted_base)

@@ -82,6 +82,8 @@ _REWRITES: list[tuple[re.Pattern[str], str]] = [
         (r"\\degree(?![a-zA-Z])|\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?", r"^{\\circ}"),
         (r"\{([^{}]*?)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
         (r"\\frac\s*([0-9a-zA-Z])\s*([0-9a-zA-Z])", r"\\frac{\1}{\2}"),
+        (r"\\frac\s*(\\[a-zA-Z]+)\s*([0-9])", r"\\frac{\1}{\2}"),
+        (r"\{:\}", ":"),
         (r"\\frac\s*([0-9a-zA-Z])\s*\{", r"\\frac{\1}{"),
         (r"\\frac\s*(\{[^{}]*\})\s*([0-9a-zA-Z])", r"\\frac\1{\2}"),
         (r"\\(frac|sqrt)\s+(?=[\[{])", r"\\\1"),

@@ -28,11 +28,16 @@ def elements(text: str, thousands: bool = True) -> tuple[str, list[str]] | None:
     if text[0] in OPEN and text[-1] in CLOSE and _wraps(text):
         brackets, text = text[0] + text[-1], text[1:-1]
     elif thousands:
-        text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
+        text = without_thousands(text)
     parts = split(_CONNECTIVE.sub(", ", text), ",")
     if len(parts) == 1 and (brackets != "{}" or "\\text" in text):
         return None
     return brackets, parts
+
+
+def without_thousands(text: str) -> str:
+    """`1,000x` as `1000x`."""
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
 def split(text: str, separator: str) -> list[str]:

@@ -31,12 +31,12 @@ POINTS = (
     ("1787/1019", "709/1117", "1877/1217", "1129/1307", "1493/1427", "2003/1531", "1231/1613", "947/1723"),
 )
 """Values for up to eight variables: positive, so that roots and logarithms of them are real."""
-_TINY = 1e-25
+_TINY = 1e-100
 
 # Evaluated while parsing, or by operations that the weight of a tree does not bound.
 _REFUSED = re.compile(
     r"\\(?:sum|prod|i*nt|oint|lim|limsup|liminf|det|begin|gcd|lcm|operatorname|pmod|bmod|mod)(?![a-zA-Z])"
-    r"|\\binom(?=.*\d{4})|\\text|\d\s+\d|(?<![\\a-zA-Z])[a-zA-Z]{5,}|!\s*[)}\]]*\s*!|\d{300}|'|%|\?|\"|=|<|>|\\[lgn]e(?![a-zA-Z])"
+    r"|\\binom(?=.*\d{4})|\\text|\d\s+\d|\d\s*_|(?<![\\a-zA-Z])[a-zA-Z]{5,}|!\s*[)}\]]*\s*!|\d{300}|'|%|\?|\"|=|<|>|\\[lgn]e(?![a-zA-Z])"
 )
 _ANGLE = re.compile(r"(\d+(?:\.\d+)?|\\frac\{[^{}]*\}\{[^{}]*\})\s*\^\{\\circ\}")
 
@@ -103,7 +103,10 @@ def expression(text: str) -> Any:
         return None
     try:
         tree = _parse(text)
-        return tree if tree is not None and _nodes(tree) <= MAX_NODES and _bits(tree) <= MAX_BITS else None
+        if tree is None or _nodes(tree) > MAX_NODES or _bits(tree) > MAX_BITS:
+            return None
+        sympy = _sympy()
+        return tree.xreplace({number: sympy.Rational(str(number)) for number in tree.atoms(sympy.Float)})
     except MemoryError:
         raise
     except Exception:
@@ -177,16 +180,19 @@ def _at(tree: Any, names: Sequence[str], point: tuple[str, ...]) -> Any:
     if len(names) > len(point):
         raise ValueError("too many variables")
     at = {name: sympy.Rational(value) for name, value in zip(names, point, strict=False)} | {"i": sympy.I}
-    return tree.subs({symbol: at[symbol.name] for symbol in tree.free_symbols}).doit().evalf(30)
+    value = tree.subs({symbol: at[symbol.name] for symbol in tree.free_symbols}).doit()
+    return value if value.is_Rational else value.evalf(30)
 
 
 def _agree(one: Any, other: Any) -> bool | None:
     """Whether two values are the same to 20 digits; None if one is none, or both are too small to tell."""
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
     if not (one.is_number and other.is_number and one.is_finite and other.is_finite):
         return None
     size = max(abs(one), abs(other))
     if size < _TINY:
-        return True if one == other else None
+        return None
     return bool(abs(one - other) <= size * 10**-20)
 
 

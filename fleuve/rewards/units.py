@@ -60,6 +60,7 @@ _TOKEN = (
 _UNIT = re.compile(rf"(?:{_TOKEN}|[/()\s]|\\cdot|[a-zA-Z]+)+")
 _BARE = re.compile(r"(?:\s+|(?<=\d))([a-zA-Z]{2,}(?:[ /]+[a-zA-Z]+){0,5}(?:\^\{-?\d\})?)$")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_HALF_DAY = re.compile(r"([apAP])\.?\s*[mM]\.?")
 _WORD = re.compile(r"[a-zA-Z]+|/|\^\{(-?\d)\}")
 
 
@@ -95,6 +96,8 @@ def _unit(tail: str) -> Unit | None:
     tail = re.sub(r"\\frac\{(.*?)\}\{(\\text\{[^{}]*\}(?:\^\{\d\})?)\}", r"\1/\2", tail)
     flat = tail.replace("^{\\circ}", " degree ").replace("\\text{", " ").replace("\\cdot", " ")
     flat = re.sub(r"(?<!\d)\}", " ", flat)
+    if half := _HALF_DAY.fullmatch(flat.strip()):
+        return ((f"{half[1].lower()}m", 1),)
     powers: Counter[str] = Counter()
     sign, power, last, known, words = 1, 1, "", True, 0
     for match in _WORD.finditer(flat):
