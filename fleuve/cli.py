@@ -140,6 +140,33 @@ def evaluate(
     print(table(result, settings))
 
 
+rewards = typer.Typer(help="Score answers for runs on other machines.", no_args_is_help=True)
+app.add_typer(rewards, name="rewards")
+
+
+@rewards.callback()
+def _rewards() -> None:
+    """Score answers for runs on other machines."""
+
+
+@rewards.command(name="serve", context_settings={**_DOTTED, "allow_interspersed_args": True})
+def serve_rewards(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8100,
+    verifier: Annotated[list[str] | None, typer.Option(help="One more verifier to offer; may be repeated.")] = None,
+    log: Annotated[Path | None, typer.Option(help="File that gets what verifiers print.")] = None,
+) -> None:
+    """Serve the verifiers over HTTP, to runs with reward.url = "http://HOST:PORT".
+
+    The settings of the processes follow as flags, such as --reward.workers 16 --reward.deadline 10. If the environment
+    has FLEUVE_REWARDS_TOKEN, clients have to have the same.
+    """
+    from fleuve.rewards.command import serve_command
+
+    serve_command(host, port, verifier or [], log, _flags(context))
+
+
 @app.command()
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Sum a run up in a table, and draw RUN/report.png."""

@@ -12,10 +12,12 @@ from typing import Any, Literal
 from fleuve.config.settings import DataSettings, SftSettings
 from fleuve.data.files import read_file
 from fleuve.data.procedural import rows as procedural_rows
-from fleuve.data.render import make_demonstration, make_prompt
+from fleuve.data.render import VERIFIER_FIELD, make_demonstration, make_prompt, row_verifier
 from fleuve.data.rows import Row, require_fields
 from fleuve.data.source import FilePasses, GeneratedPasses, Passes, RowSource
 from fleuve.errors import UserError
+from fleuve.rewards.verifiers import check_name
+from fleuve.rewards.weighted import names as verifier_names
 from fleuve.types import Prompt
 
 PROCEDURAL = "procedural:"
@@ -45,7 +47,9 @@ def open_source(spec: str, data: DataSettings, tokenizer: Any, seed: int, split:
     Raises:
         UserError: see `read_rows`; all rows of a file are read and checked here, once.
     """
-    return RowSource(_passes(spec, data, None, seed, split), lambda id, row: make_prompt(id, row, data, tokenizer))
+    passes = _passes(spec, data, None, seed, split)
+    verifiers = tuple(dict.fromkeys(row_verifier(row, data) for row in passes.rows(0)))
+    return RowSource(passes, lambda id, row: make_prompt(id, row, data, tokenizer), verifiers)
 
 
 def load_prompts(spec: str, data: DataSettings, tokenizer: Any, limit: int | None, seed: int = 0) -> list[Prompt]:
@@ -117,7 +121,25 @@ def _passes(spec: str, data: DataSettings, completion_field: str | None, seed: i
 def _checked(rows: Iterable[Row], data: DataSettings, completion_field: str | None) -> Iterator[Row]:
     texts = [data.prompt_field] if completion_field is None else [data.prompt_field, completion_field]
     values = [data.answer_field] if completion_field is None else []
-    return (require_fields(row, texts, values) for row in rows)
+    return (_with_known_verifier(require_fields(row, texts, values)) for row in rows)
+
+
+def _with_known_verifier(row: Row) -> Row:
+    """The row itself.
+
+    Raises:
+        UserError: it names a verifier that cannot be one.
+    """
+    named = row.fields.get(VERIFIER_FIELD)
+    if isinstance(named, str):
+        try:
+            for name in verifier_names([named]):
+                check_name(name)
+        except UserError as error:
+            raise UserError(f'{row.where}: field "{VERIFIER_FIELD}": {str(error).partition(": ")[2]}') from None
+    elif named is not None:
+        raise UserError(f'{row.where}: field "{VERIFIER_FIELD}" is no text; it names who compares answers to the row')
+    return row
 
 
 def _generate(spec: str, split: Split, seed: str) -> Iterator[Row]:

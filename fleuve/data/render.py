@@ -9,6 +9,9 @@ from fleuve.data.rows import Row, as_text
 from fleuve.errors import UserError
 from fleuve.types import Prompt
 
+VERIFIER_FIELD = "verifier"
+"""The field of a row that says who compares answers to it."""
+
 
 def prompt_text(row: Row, data: DataSettings, tokenizer: Any) -> str:
     """The text before the answer.
@@ -34,6 +37,12 @@ def prompt_ids(text: str, data: DataSettings, tokenizer: Any) -> list[int]:
     return _ids(tokenizer, text, add_special_tokens=data.template == "none")
 
 
+def row_verifier(row: Row, data: DataSettings) -> str:
+    """Who compares answers to this row: whom its field `verifier` names, else `data.verifier`."""
+    named = row.fields.get(VERIFIER_FIELD)
+    return named if isinstance(named, str) else data.verifier
+
+
 def make_prompt(id: str, row: Row, data: DataSettings, tokenizer: Any) -> Prompt:
     """The row as a prompt, ready to be sent to an engine.
 
@@ -49,7 +58,7 @@ def make_prompt(id: str, row: Row, data: DataSettings, tokenizer: Any) -> Prompt
         input_ids=ids,
         text=text,
         answer=as_text(row.fields[data.answer_field]),
-        verifier=data.verifier,
+        verifier=row_verifier(row, data),
         row=row.fields,
     )
 

@@ -69,7 +69,9 @@ class RowSource:
     gives them back after `restore` (`prompt(id)` makes them again).
     """
 
-    def __init__(self, passes: Passes, make: Callable[[str, Row], Prompt]) -> None:
+    def __init__(self, passes: Passes, make: Callable[[str, Row], Prompt], verifiers: Sequence[str] = ()) -> None:
+        """`verifiers`: those that the rows name."""
+        self.verifiers = tuple(verifiers)
         self._passes = passes
         self._make = make
         self._pass = 0

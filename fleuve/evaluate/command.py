@@ -25,7 +25,7 @@ from fleuve.launch.placement import available_cpus
 from fleuve.launch.process import ChildProcess
 from fleuve.modeling.tokenizer import answer_decoder
 from fleuve.rewards.find import check_verifier
-from fleuve.rewards.pool import RewardPool
+from fleuve.rewards.open import open_rewarder
 from fleuve.rollout.client import EngineClient
 from fleuve.rollout.sampling import sampling_params
 from fleuve.types import Prompt
@@ -137,7 +137,7 @@ async def _run(
     sampling = sampling_params(rollout, settings.temperature)
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleuve-eval-")))
-        rewards = await stack.enter_async_context(RewardPool(settings.reward, [settings.data.verifier]))
+        rewards = await stack.enter_async_context(open_rewarder(settings.reward, [p.verifier for p in prompts]))
         engine = await start_engine("engine", settings.model, rollout, logs / "engine.log", threads=threads)
         stack.push_async_callback(engine.stop)
         client = await stack.enter_async_context(

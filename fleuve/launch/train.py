@@ -9,10 +9,11 @@ from typing import Any
 
 from fleuve.config.loader import dump_settings
 from fleuve.config.settings import Settings
-from fleuve.contracts import PromptSource, RolloutError, RunError, TrainerError
+from fleuve.contracts import RolloutError, RunError, TrainerError
 from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.data.open import open_source
+from fleuve.data.source import RowSource
 from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.background import in_background
@@ -24,7 +25,7 @@ from fleuve.modeling.tokenizer import answer_decoder, load_tokenizer
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.rundir import RunDirectory, create_run_directory
-from fleuve.rewards.pool import RewardPool
+from fleuve.rewards.open import open_rewarder
 from fleuve.rewards.process import CrashError
 from fleuve.rollout.workflow import SingleTurn
 
@@ -95,7 +96,7 @@ async def _train(settings: Settings) -> int:
     return INTERRUPTED if stop.asked else 0
 
 
-def _open_data(settings: Settings) -> tuple[Any, PromptSource]:
+def _open_data(settings: Settings) -> tuple[Any, RowSource]:
     """The tokenizer and the prompts.
 
     Raises:
@@ -115,8 +116,11 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
     tokenizer, source = await in_background(lambda: _open_data(settings))
     async with (
         start(settings, run.logs) as system,
-        RewardPool(settings.reward, [settings.data.verifier], run.logs / "rewards.log") as rewards,
+        open_rewarder(
+            settings.reward, [settings.data.verifier, *source.verifiers], run.logs / "rewards.log"
+        ) as rewards,
     ):
+        observer.also(rewards.metrics)
         fleet = Fleet(system.engines, settings.seed)
         workflow = SingleTurn(
             settings.rollout,

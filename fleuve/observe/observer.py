@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from fleuve.config.settings import Settings
@@ -34,8 +34,14 @@ class RunObserver:
         self._view: Progress = view_for(settings)
         self._view.start()
         self._closed = False
+        self._gauges: list[Callable[[], Mapping[str, float]]] = []
         if run.moved_to:
             self.note(f"the run that was in {run.root} is now in {run.moved_to}")
+
+    def also(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Put what `read()` returns at each step into its row of metrics: numbers of a part of the run that the
+        controller knows nothing of."""
+        self._gauges.append(read)
 
     def step(self, metrics: dict[str, float], batch: Batch) -> None:
         """One trained step, to every file and the terminal.
@@ -47,6 +53,8 @@ class RunObserver:
             if self._settings.observe.rollouts:
                 write_rollouts(self._run.rollout_file(int(metrics["step"])), batch)
             row = {**metrics, "time/elapsed": self._clock() - self._origin}
+            for read in self._gauges:
+                row |= read()
             self._metrics.write(row)
             if self._tensorboard:
                 self._tensorboard.write(row)

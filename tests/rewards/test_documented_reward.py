@@ -50,3 +50,24 @@ async def test_it_works_beside_the_settings_from_wherever_the_run_is_started(
         prompt = Prompt(id="e0/0", input_ids=[1], text="?", answer="33", verifier=name)
         async with RewardPool(again.reward, verifiers=[name]) as rewards:
             assert (await rewards.score(prompt, "it is 33")).score == pytest.approx(1.498)
+
+
+async def test_the_ten_lines_of_the_page_on_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (PAGE.parent / "rewards.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (verifier,) = re.findall(r"^verifier = '(.*)'$", page, re.MULTILINE)
+    assert len(code.splitlines()) <= 10
+    (tmp_path / "rewards.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    check_verifier(verifier)
+    prompt = Prompt(id="e0/0", input_ids=[1], text="?", answer="33", verifier=verifier, row={"steps": 2})
+    async with RewardPool(RewardSettings(), verifiers=[verifier]) as rewards:
+        both = await rewards.score(prompt, "<think>7*3=21\n12+21=33</think>\n33")
+        assert both.score == pytest.approx(1.0 + 0.2 + 0.1), both.reason
+        assert (await rewards.score(prompt, "7*3=21\n34")).score == pytest.approx(0.1)
+
+
+def test_every_number_of_the_service_is_documented() -> None:
+    page = (PAGE.parent / "rewards.md").read_text()
+    documented = set(re.findall(r"`(reward_service/[\w/]+)`", page))
+    assert documented == set(RewardPool(RewardSettings()).metrics())

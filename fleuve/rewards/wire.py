@@ -1,0 +1,33 @@
+"""What a reward service and its clients say to each other: msgpack over HTTP.
+
+`POST /score` takes a `ScoreRequest` and returns a `types.Verdict`; `GET /health` returns `Health` as JSON, and
+`GET /metrics` names and numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+MSGPACK = "application/msgpack"
+TOKEN_VARIABLE = "FLEUVE_REWARDS_TOKEN"
+"""Environment variable of both sides: what the client has to know, if it is set where the service runs."""
+
+
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One answer to be scored. `id` is the row's, for messages."""
+
+    id: str
+    verifier: str
+    text: str
+    answer: str
+    row: dict[str, Any]
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """A service that can score: with which verifiers, and the seconds that it gives a check."""
+
+    verifiers: list[str]
+    workers: int
+    deadline: float
