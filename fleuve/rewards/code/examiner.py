@@ -39,7 +39,7 @@ def run(job: dict[str, Any]) -> int:
         print(error, file=sys.stderr)
         return BAD_TESTS
     try:
-        for name in free_names([setup_tree, *trees]) | tested_builtins(trees):
+        for name in free_names([setup_tree, *trees]) | builtins_under_test(trees):
             if name in sys.stdlib_module_names:  # the tests rely on an import of the program's: they get the real one
                 names[name] = importlib.import_module(name)
             else:
@@ -85,7 +85,7 @@ def free_names(trees: list[ast.Module]) -> set[str]:
     return used - bound
 
 
-def tested_builtins(trees: list[ast.Module]) -> set[str]:
+def builtins_under_test(trees: list[ast.Module]) -> set[str]:
     """A function under test that has the name of a builtin: every test is an assertion whose left side calls it, and no
     other function under test is called in there. (Else `set` in `set(f(x)) == set(...)` would be the candidate's.)"""
     found: set[str] = set()

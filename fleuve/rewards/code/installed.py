@@ -7,7 +7,7 @@ from typing import Any
 
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import CodeVerifier
-from fleuve.rewards.sandbox.client import SandboxError
+from fleuve.rewards.sandbox.run import SandboxError
 
 _options = CodeOptions()
 _verifier: CodeVerifier | None = None

@@ -48,8 +48,10 @@ def encode(value: Any, refer: Callable[[Any], int] | None = None, depth: int = 0
         return {"dict": pairs}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
-    if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
-        return {"type": value.__name__}
+    if isinstance(value, type):
+        name = type.__getattribute__(value, "__name__")
+        if getattr(builtins, name, None) is value:
+            return {"type": name}
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             items = [encode(item, refer, depth + 1) for item in value]

@@ -17,9 +17,10 @@ from fleuve.rewards.code.extraction import extract_program
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.output import same_output
 from fleuve.rewards.code.rows import Functions, Outputs, tests_of
-from fleuve.rewards.sandbox.client import Run, Sandbox, SandboxError, SandboxServer, supervise
+from fleuve.rewards.sandbox.client import Sandbox, SandboxServer
 from fleuve.rewards.sandbox.level import choose
 from fleuve.rewards.sandbox.limits import Limits
+from fleuve.rewards.sandbox.run import Run, SandboxError, supervise
 
 ROLES = {
     "program": "fleuve.rewards.code.program:run",

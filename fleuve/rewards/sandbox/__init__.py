@@ -1,6 +1,7 @@
 """Runs untrusted programs: a warm fork server, and around each program what keeps it in.
 
-    client.py       the verifier's side: opens sandboxes, runs programs in them, watches, ends them
+    client.py       the verifier's side: the server, and the sandboxes it opens
+    run.py          the verifier's side: one program, watched until it ends or has to be ended
     server.py       the fork server: one process, forks a sandbox's first process for each check
     inside.py       a sandbox's first process: forks the programs, one after the other
     namespaces.py   the walls: what a program sees of the machine

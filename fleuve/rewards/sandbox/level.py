@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fleuve.errors import UserError
-from fleuve.rewards.sandbox.client import SandboxError, SandboxServer
+from fleuve.rewards.sandbox.client import SandboxServer
+from fleuve.rewards.sandbox.run import SandboxError
 
 MEANING = {
     "namespaces": "own user, process, mount, network and IPC namespaces, and resource limits: a program sees no "

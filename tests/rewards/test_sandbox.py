@@ -1,0 +1,169 @@
+"""The sandbox: what it allows, what it costs a program to go past its limits, and what its own failures are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from fleuve.errors import UserError
+from fleuve.rewards.code.options import CodeOptions
+from fleuve.rewards.code.verify import ROLES, CodeVerifier
+from fleuve.rewards.sandbox import level
+from fleuve.rewards.sandbox.client import SandboxServer
+from fleuve.rewards.sandbox.limits import Limits
+from fleuve.rewards.sandbox.run import Run, SandboxError, describe, supervise
+
+LIMITS = Limits(seconds=1.0, cpu_seconds=0.3, memory=96 * 2**20, output=10_000)
+PATIENCE = 60.0
+ROW = {"tests": ["assert f(1) == 1"]}
+RIGHT = "def f(x): return x"
+
+
+@pytest.fixture(scope="module", params=["namespaces", "limits"])
+def server(request: pytest.FixtureRequest) -> Iterator[SandboxServer]:
+    try:
+        server = SandboxServer(request.param, ROLES)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
+
+
+def run(server: SandboxServer, source: str, stdin: bytes = b"", limits: Limits = LIMITS) -> tuple[str, Run]:
+    with server.open(limits) as sandbox:
+        program = sandbox.start("program", {"source": source}, stdin)
+        over = supervise([program], program, limits.seconds, time.monotonic() + PATIENCE)
+        program.close()
+    assert psutil.Process(server.pid).children(recursive=True) == []
+    return over, program
+
+
+def test_a_program_reads_its_input_and_writes_its_output(server: SandboxServer) -> None:
+    over, program = run(server, "import sys\nprint(input()[::-1])\nprint('oh', file=sys.stderr)\nexit(3)", b"abc\n")
+    assert (over, program.status, program.output) == ("", 3, b"cba\n")
+    assert program.errors == b"oh\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "limit"),
+    [
+        ("import time\ntime.sleep(3600)", "time"),
+        ("while True: pass", "cpu"),
+        ("while True: print('x' * 1000)", "output"),
+        ("import sys\nwhile True: sys.stderr.write('x' * 1000)", "output"),
+        (
+            "import os, time\nfor _ in range(2): os.fork()\nx = bytearray(48 * 2**20)\n"
+            "for i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(3600)",
+            "memory",
+        ),
+    ],
+)
+def test_the_limit_that_was_reached_is_named(source: str, limit: str, server: SandboxServer) -> None:
+    over, program = run(server, source)
+    assert over == limit
+    assert program.status is None
+
+
+def test_a_signal_is_told(server: SandboxServer) -> None:
+    _, program = run(server, "import os\nos.kill(os.getpid(), 11)")
+    assert program.status == -signal.SIGSEGV
+    assert describe(-signal.SIGSEGV) == "killed by SIGSEGV"
+
+
+def test_one_process_alone_has_less_memory_than_the_limit(server: SandboxServer) -> None:
+    _, program = run(server, "x = bytearray(2**31)")
+    assert program.status == 1
+    assert b"MemoryError" in program.errors
+
+
+def test_programs_of_one_sandbox_share_its_files_and_nothing_runs_on(server: SandboxServer) -> None:
+    with server.open(LIMITS) as sandbox:
+        outputs = []
+        for source in (
+            "import os\nopen('x-for-test', 'w').write('1')\nif os.fork() == 0:\n  import time; time.sleep(3600)",
+            "import os\nprint(open('x-for-test').read())\nos.remove('x-for-test')",
+        ):
+            program = sandbox.start("program", {"source": source})
+            assert supervise([program], program, 30.0, time.monotonic() + PATIENCE) == ""
+            outputs.append(program.output)
+    assert outputs == [b"", b"1\n"]
+
+
+def test_sandboxes_share_nothing() -> None:
+    try:
+        server = SandboxServer("namespaces", ROLES)
+    except SandboxError as error:
+        pytest.skip(str(error))
+    with server:
+        _, program = run(server, "import os\nopen('x', 'w').write('1')\nprint(os.listdir())")
+        assert program.output == b"['x']\n"
+        _, program = run(server, "import os\nprint(os.listdir(), os.getpid(), len(os.listdir('/etc')) < 5)")
+        assert program.output == b"[] 2 True\n"
+
+
+def test_the_weakest_level_has_to_be_allowed() -> None:
+    with pytest.raises(UserError, match="allow_weak_sandbox = true"):
+        CodeVerifier(CodeOptions(sandbox="limits"))
+    weak = CodeVerifier(CodeOptions(sandbox="limits", allow_weak_sandbox=True, deadline=PATIENCE))
+    try:
+        assert weak(RIGHT, ROW) == 1.0
+        assert weak("def f(x): return 2", ROW) == 0.0
+    finally:
+        weak.close()
+    assert "weakest" in level.describe("limits")
+
+
+def test_where_namespaces_cannot_be_had_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> None:
+        raise PermissionError("not here")
+
+    monkeypatch.setattr("fleuve.rewards.sandbox.namespaces.write_maps", refuse)
+    with pytest.raises(UserError, match=r"namespaces cannot be had.*not here"):
+        CodeVerifier(CodeOptions())
+
+
+def test_a_server_that_died_is_replaced_and_its_check_tried_again() -> None:
+    verifier = CodeVerifier(CodeOptions(sandbox="limits", allow_weak_sandbox=True, deadline=PATIENCE))
+    verifier.warm()
+    assert verifier._server is not None
+    os.kill(verifier._server.pid, signal.SIGKILL)
+    try:
+        assert verifier(RIGHT, ROW) == 1.0
+    finally:
+        verifier.close()
+
+
+def test_a_sandbox_that_is_killed_from_outside_is_no_verdict(server: SandboxServer) -> None:
+    with server.open(LIMITS) as sandbox:
+        program = sandbox.start("program", {"source": "import time\ntime.sleep(3600)"})
+        os.kill(sandbox.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="ended before its program"):
+            supervise([program], program, 30.0, time.monotonic() + PATIENCE)
+        program.close()
+
+
+def test_nothing_outlives_the_verifier_process() -> None:
+    script = (
+        "import os, sys, time\nfrom fleuve.rewards.code.verify import ROLES\n"
+        "from fleuve.rewards.sandbox.client import SandboxServer\nfrom fleuve.rewards.sandbox.limits import Limits\n"
+        f"server = SandboxServer({level.choose('auto', True)!r}, ROLES)\nsandbox = server.open(Limits())\n"
+        "run = sandbox.start('program', {'source': 'import os, time\\nos.setsid()\\nos.fork()\\nprint(1, flush=True)\\n"
+        "time.sleep(3600)'})\nos.read(run._output, 1)\nprint(server.pid, flush=True)\ntime.sleep(3600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    server = psutil.Process(int(parent.stdout.readline()))
+    family = [server, *server.children(recursive=True)]
+    assert len(family) >= 3
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    assert alive == []
