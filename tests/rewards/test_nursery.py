@@ -78,7 +78,7 @@ async def test_a_verifier_that_starts_threads_is_loaded_by_each_worker(tmp_path:
         "def f(text, answer, row): return float(LOADED_IN == os.getpid())\n"
     )
     name = "threaded:f"
-    async with RewardPool(RewardSettings(), verifiers=[name, "math"]) as rewards:
+    async with RewardPool(RewardSettings(start_timeout=300.0), verifiers=[name, "math"]) as rewards:
         assert (await rewards.score(prompt(name), "")).score == 1.0
         assert (await rewards.score(prompt("math"), "5")).score == 1.0
         assert psutil.Process(rewards.nursery_pid).num_threads() == 1

@@ -337,10 +337,12 @@ async def parent(tmp_path: Path) -> AsyncIterator[tuple[subprocess.Popen[bytes],
     )
     arguments = [sys.executable, "-c", code, str(HERE), str(tmp_path / "pid")]
     process = subprocess.Popen(arguments)  # noqa: ASYNC220
-    await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
-    yield process, [int((tmp_path / name).read_text()) for name in ("pid.worker", "pid")]
-    process.kill()
-    process.wait()
+    try:
+        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", seconds=60.0)
+        yield process, [int((tmp_path / name).read_text()) for name in ("pid.worker", "pid")]
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_nothing_survives_the_sudden_death_of_the_parent(
