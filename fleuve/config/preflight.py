@@ -25,6 +25,7 @@ from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
 from fleuve.rewards.find import check_verifier
+from fleuve.rewards.sandbox.level import choose, describe
 
 
 class Problems:
@@ -72,6 +73,7 @@ def preflight(settings: Settings) -> list[str]:
     if settings.evaluate.every and settings.data.eval is None:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
     problems.catch(lambda: check_verifier(settings.data.verifier, settings.reward.path))
+    sandbox = problems.catch(lambda: sandbox_line(settings))
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
     tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
     train: DataFacts | None = problems.catch(lambda: inspect_data(settings.data.train, settings.data, tokenizer))
@@ -87,7 +89,20 @@ def preflight(settings: Settings) -> list[str]:
     problems.raise_if_any()
     assert model is not None
     assert train is not None
-    return [f"ok: {line}" for line in _summary(settings, model, train)] + [f"note: {n}" for n in _notes(settings)]
+    summary = [*_summary(settings, model, train), *([sandbox] if sandbox else [])]
+    return [f"ok: {line}" for line in summary] + [f"note: {n}" for n in _notes(settings)]
+
+
+def sandbox_line(settings: Settings) -> str:
+    """Which walls programs will run behind, where the verifier is `code`; else "".
+
+    Raises:
+        UserError: those that the settings ask for cannot be had here, or are the weakest and not allowed.
+    """
+    if re.search(r"(?<![\w.:`])code(?![\w.:`])", settings.data.verifier) is None:
+        return ""
+    code = settings.reward.code
+    return describe(choose(code.sandbox, code.allow_weak_sandbox))
 
 
 def preflight_sft(settings: SftSettings) -> list[str]:

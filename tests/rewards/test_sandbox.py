@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from fleuve.config.preflight import sandbox_line
+from fleuve.config.settings import Settings
 from fleuve.errors import UserError
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import ROLES, CodeVerifier
@@ -167,3 +169,16 @@ def test_nothing_outlives_the_verifier_process() -> None:
     parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert alive == []
+
+
+def settings_with(verifier: str, **code: object) -> Settings:
+    fields = {"run_dir": "R", "model": {"path": "M"}, "data": {"train": "T", "verifier": verifier}}
+    return Settings.model_validate(fields | {"reward": {"code": code}})
+
+
+def test_a_run_says_which_level_is_active() -> None:
+    allowed = settings_with("code", sandbox="limits", allow_weak_sandbox=True)
+    assert sandbox_line(allowed).startswith("sandbox for programs: limits (resource limits alone, the weakest")
+    assert sandbox_line(settings_with("math")) == sandbox_line(settings_with("my.code:check")) == ""
+    with pytest.raises(UserError, match="allow_weak_sandbox"):
+        sandbox_line(settings_with("code", sandbox="limits"))
