@@ -16,6 +16,7 @@ from fleuve.config.loader import settings_from
 from fleuve.config.models import inspect_model
 from fleuve.config.preflight import cache_row, check_instruction
 from fleuve.config.settings import DataSettings, NonNegative, Positive, RewardSettings, RolloutSettings, Section
+from fleuve.contracts import Rewarder
 from fleuve.data.open import load_prompts
 from fleuve.errors import UserError
 from fleuve.evaluate.evaluate import EvaluationResult, evaluate
@@ -137,7 +138,8 @@ async def _run(
     sampling = sampling_params(rollout, settings.temperature)
     async with AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fleuve-eval-")))
-        rewards = await stack.enter_async_context(open_rewarder(settings.reward, [p.verifier for p in prompts]))
+        verifiers = [p.verifier for p in prompts]
+        rewards: Rewarder = await stack.enter_async_context(open_rewarder(settings.reward, verifiers))
         engine = await start_engine("engine", settings.model, rollout, logs / "engine.log", threads=threads)
         stack.push_async_callback(engine.stop)
         client = await stack.enter_async_context(

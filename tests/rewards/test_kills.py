@@ -33,8 +33,8 @@ def kill(pid: int | None) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_of_200_checks_each_ends_with_its_true_score_whatever_is_killed_one_at_a_time(seed: int) -> None:
-    """One at a time: the next kill waits until the last one's check has been taken up again, so that none meets two."""
+async def test_of_200_checks_each_ends_with_its_true_score_unless_its_process_is_killed_twice(seed: int) -> None:
+    """A check that was hit waits for its second attempt behind all others, so a few meet another kill there."""
     draw = random.Random(seed)
     kills = 0
     async with RewardPool(RewardSettings(workers=3, deadline=60.0), verifiers=[LENGTH]) as rewards:
@@ -46,19 +46,17 @@ async def test_of_200_checks_each_ends_with_its_true_score_whatever_is_killed_on
                 if draw.random() < 0.2:
                     kill(rewards.nursery_pid)
                 elif rewards.pids:
-                    finished = rewards.metrics()["reward_service/checks"]
                     kill(draw.choice(rewards.pids))
                     kills += 1
-                    # As many as there are workers: the check that was hit is among those done.
-                    while rewards.metrics()["reward_service/checks"] < finished + 12:  # noqa: ASYNC110
-                        await asyncio.sleep(0.005)
 
         killing = asyncio.create_task(killer())
         async with asyncio.timeout(120.0):
             verdicts = await asyncio.gather(*(rewards.score(prompt(), "x" * n) for n in range(200)))
         killing.cancel()
-        assert [verdict.score for verdict in verdicts] == list(range(200))
         assert kills >= 5
+        for n, verdict in enumerate(verdicts):
+            assert verdict.score == n or (verdict.score is None and "crashed its process 2 times" in verdict.reason)
+        assert sum(verdict.score is None for verdict in verdicts) <= kills / 2
 
 
 async def test_all_of_them_at_once_loses_nothing_that_was_not_under_way() -> None:

@@ -1,0 +1,67 @@
+"""Kill -9 on reward workers and their nursery in the middle of a run: nothing lost, nothing scored 0 for it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import runs
+
+STEPS = 8
+
+
+def reward_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The nursery and the workers that it forked, which share its command line."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "fleuve.rewards.forkserver" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
+    flags = ("--steps", str(STEPS), "--reward.workers", "2", "--observe.live", "off")
+    process = subprocess.Popen(
+        runs.command(runs.write_config(tmp_path), *flags),
+        cwd=tmp_path,
+        env=runs.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    draw, kills, deadline = random.Random(0), 0, time.monotonic() + 240
+    try:
+        while process.poll() is None:
+            assert time.monotonic() < deadline
+            if (tmp_path / "run" / "metrics.jsonl").exists() and (found := reward_processes(process)):
+                with contextlib.suppress(psutil.Error):
+                    draw.choice(found).kill()
+                    kills += 1
+            time.sleep(draw.uniform(0.05, 0.3))
+        output = process.communicate()[0]
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    run = runs.Run(process.returncode, output, tmp_path / "run")
+    assert kills >= 5
+    assert run.metrics[-1]["step"] == STEPS
+    assert run.metrics[-1]["reward_service/replaced"] >= 1
+    assert run.metrics[-1]["reward_service/checks"] >= STEPS * 16
+    for _, group, answer in run.answers:
+        # A verdict is the true one, or there is none: by the arithmetic of the task itself.
+        if answer["reward"] is None:
+            assert "crashed its process 2 times" in answer["excluded"]
+        else:
+            assert answer["reward"] == true_reward(group, answer), json.dumps(answer)
+
+
+def true_reward(group: dict[str, object], answer: dict[str, object]) -> float:
+    from fleuve.rewards.math import verify_math
+
+    return verify_math(str(answer["text"]), str(group["answer"]))
