@@ -39,7 +39,9 @@ def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
     try:
         while process.poll() is None:
             assert time.monotonic() < deadline
-            if (tmp_path / "run" / "metrics.jsonl").exists() and (found := reward_processes(process)):
+            metrics = tmp_path / "run" / "metrics.jsonl"
+            under_way = metrics.exists() and metrics.stat().st_size > 0
+            if under_way and (found := reward_processes(process)):
                 with contextlib.suppress(psutil.Error):
                     draw.choice(found).kill()
                     kills += 1
