@@ -80,7 +80,7 @@ REACH = {
                 pass
     """,
     "kill all it may": "import os\nos.kill(-1, 9)\nreached = True",
-    "become root": "import os\nos.setresuid(0, 0, 0)\nos.listdir('/root')\nreached = True",
+    "become root": "import os\nos.setresuid(0, 0, 0)\nos.setgroups([0])\nreached = True",
     "new user namespace": """
         import ctypes
         reached = ctypes.CDLL(None).unshare(0x10000000 | 0x20000) == 0
