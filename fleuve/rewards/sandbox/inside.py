@@ -36,7 +36,10 @@ _SERVERS_OWN = 6
 
 def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """One message and the descriptors that came with it; None at the end."""
-    body, ancillary, _, _ = control.recvmsg(MESSAGE, socket.CMSG_SPACE(16 * 4))
+    try:
+        body, ancillary, _, _ = control.recvmsg(MESSAGE, socket.CMSG_SPACE(16 * 4))
+    except ConnectionResetError:  # the other side was killed before it had read what lay there for it
+        return None, []
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
