@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import runs
 
-STEPS = 8
+STEPS = 24
 
 
 def reward_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -51,7 +51,7 @@ def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 0, output
     run = runs.Run(process.returncode, output, tmp_path / "run")
-    assert kills >= 5
+    assert kills >= 3
     assert run.metrics[-1]["step"] == STEPS
     assert run.metrics[-1]["reward_service/replaced"] >= 1
     assert run.metrics[-1]["reward_service/checks"] >= STEPS * 16
