@@ -7,10 +7,12 @@ from typing import get_args
 
 import pytest
 
+from fleuve.algorithms.losses import PolicyLoss
 from fleuve.config.loader import dump_settings, load_settings
 from fleuve.config.presets import PRESETS, Preset
 from fleuve.config.settings import AlgorithmSettings, Settings
 from fleuve.errors import UserError
+from fleuve.train.parts import policy_loss_of
 
 FILE = """
 run_dir = "R"
@@ -87,3 +89,9 @@ def test_a_run_in_which_only_the_critic_would_learn_is_refused(tmp_path: Path) -
 def test_the_overlong_buffer_is_a_share(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"overlong_buffer = 4096: must be less than 1; it is a share of rollout\.max"):
         load(tmp_path, "overlong_buffer = 4096")
+
+
+def test_the_loss_has_the_defaults_of_the_settings() -> None:
+    minimal = {"run_dir": "R", "model": {"path": "M"}, "data": {"train": "T"}}
+    settings = Settings.model_validate(minimal)
+    assert policy_loss_of(settings) == PolicyLoss(horizon=settings.rollout.max_new_tokens)
