@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fleuve.algorithms.ratios import upcast
+
 
 class ValueSums(NamedTuple):
     """What a loss call saw, as sums over its tokens (detached fp64 scalars), so that micro-batches can be added up.
@@ -86,9 +88,9 @@ def value_loss(
     Example: value 0 (old 0), return 1, N = 1: loss ½, gradient −1, whatever the clip. Value 0.5 (old 0), clip 0.2: the
     clipped value 0.2 has the larger error, so the loss is ½ · 0.8² and the gradient 0.
     """
-    value = torch.where(loss_mask, _at_least_float32(values), 0.0)
-    old = torch.where(loss_mask, _at_least_float32(old_values.detach()), 0.0)
-    target = torch.where(loss_mask, _at_least_float32(returns.detach()), 0.0)
+    value = torch.where(loss_mask, upcast(values), 0.0)
+    old = torch.where(loss_mask, upcast(old_values.detach()), 0.0)
+    target = torch.where(loss_mask, upcast(returns.detach()), 0.0)
 
     error = (value - target).square()
     if clip is None:
@@ -113,7 +115,3 @@ def value_loss(
             errors_squared=before.square().sum(),
         )
     return loss, sums
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

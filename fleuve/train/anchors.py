@@ -47,8 +47,10 @@ def find_anchors(
         One for each minibatch; fewer if `stopped()` in between.
     """
     anchors: list[Anchors] = []
-    for number, minibatch in enumerate(minibatches):
-        needs_pass = algorithm.proximal == "recompute" and (number > 0 or algorithm.cap == "second_moment")
+    first = True
+    for minibatch in minibatches:
+        needs_pass = algorithm.proximal == "recompute" and (not first or algorithm.cap == "second_moment")
+        first = first and not minibatch.micro_batches  # one without anything to learn makes no update
         proximal: list[Tensor | None] = []
         referred: list[Tensor | None] = []
         for m in minibatch.micro_batches:
