@@ -8,20 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fleuve.config.presets import PRESETS, Preset
-
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-Dtype = Literal["float32", "bfloat16"]
-
-
-class Section(BaseModel):
-    """A table of the settings file: unknown keys are errors, values are not changed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section
+from fleuve.config.simulation import SimulateSettings
 
 
 class ModelSettings(Section):
@@ -294,6 +285,7 @@ class Settings(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     observe: ObserveSettings = ObserveSettings()
+    simulate: SimulateSettings = SimulateSettings()
 
     @property
     def longest_pause(self) -> float:
