@@ -69,7 +69,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jump.now
 
     def call_at(
-        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: Unpack[Ts], context: Context | None = None
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """As any loop's, with the order among equals decided here; `call_later` and `sleep` come this way too."""
         moment = _Moment(when)
