@@ -129,6 +129,10 @@ class VirtualEngine:
         self._paused = False
         self._work.set()
 
+    async def health(self) -> int:
+        """The version that it samples with."""
+        return self.engine.version
+
     async def metrics(self) -> dict[str, float]:
         """The engine's counters."""
         return self.engine.metrics()

@@ -41,10 +41,22 @@ class PromptSource(Protocol):
         """Continue from a cursor that `state` returned."""
 
 
-class RolloutEngine(Protocol):
-    """One rollout worker (design, section 4.2)."""
+class Sampler(Protocol):
+    """What a workflow sees of the fleet: answers come, whichever worker they come from."""
 
-    async def generate(self, request: GenerationRequest) -> Completion: ...
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """One answer.
+
+        Raises:
+            RolloutError: it failed.
+        """
+
+
+class RolloutEngine(Sampler, Protocol):
+    """One rollout worker (design, section 4.2). Where nobody answers at all, every method raises WorkerLostError."""
+
+    async def health(self) -> int:
+        """The policy version that it samples with; answers at once, whatever it computes, and while paused."""
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate: ...
 
@@ -57,6 +69,21 @@ class RolloutEngine(Protocol):
     async def metrics(self) -> dict[str, float]: ...
 
 
+class Supervisor(Protocol):
+    """Ends and starts the processes behind rollout workers, by name."""
+
+    async def kill(self, worker: str) -> str:
+        """End what is left of it, at once; nothing samples after this returns. What it was found to have come to, in a
+        line (`killed by SIGKILL`). Also for a worker that is gone already, or was never started."""
+
+    async def start(self, worker: str) -> RolloutEngine:
+        """A fresh process under that name, with the weights that the run began with, once it answers.
+
+        Raises:
+            RolloutError: it did not come up in time.
+        """
+
+
 class Rewarder(Protocol):
     """Scores one answer; never raises for what the answer or the verifier does (that is a Verdict without score)."""
 
@@ -66,7 +93,7 @@ class Rewarder(Protocol):
 class Workflow(Protocol):
     """One prompt's episode: samples the group's answers from an engine and has them scored."""
 
-    async def run(self, engine: RolloutEngine, prompt: Prompt, group: int) -> list[Trajectory]:
+    async def run(self, engine: Sampler, prompt: Prompt, group: int) -> list[Trajectory]:
         """The answers to `prompt`; `group` seeds their sampling.
 
         Raises:
@@ -97,6 +124,10 @@ class RunError(RuntimeError):
 
 class RolloutError(RuntimeError):
     """A rollout worker answered with an error, not in time, or not at all. Names the worker and the request."""
+
+
+class WorkerLostError(RolloutError):
+    """A rollout worker did not answer at all: its connection was lost or refused, or it was given up meanwhile."""
 
 
 class TrainerError(RuntimeError):

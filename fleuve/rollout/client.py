@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from fleuve.contracts import RolloutError
+from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.types import (
     AbortRequest,
     Completion,
@@ -24,6 +24,12 @@ from fleuve.types import (
 
 T = TypeVar("T")
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
+
+
+class _Health(msgspec.Struct):
+    """What of the reply to `GET /health` is of use here."""
+
+    version: int
 
 
 class EngineClient:
@@ -49,6 +55,11 @@ class EngineClient:
     async def generate(self, request: GenerationRequest) -> Completion:
         what = f"request {request.request_id}"
         return await self._post("/generate", request, Completion, self._request_timeout, what)
+
+    async def health(self) -> int:
+        """The version that it samples with."""
+        reply = await self._call("GET", "/health", None, self._update_timeout, "a probe")
+        return msgspec.json.decode(reply, type=_Health).version
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
         body = UpdateRequest(
@@ -85,7 +96,8 @@ class EngineClient:
         """One HTTP exchange.
 
         Raises:
-            RolloutError: connection lost, deadline over, or a status other than 200.
+            WorkerLostError: nobody was there, or the connection was lost.
+            RolloutError: deadline over, or a status other than 200.
         """
         if self._session is None:
             raise RuntimeError(f"{self.name}: the client is used as a context manager")
@@ -97,7 +109,7 @@ class EngineClient:
         except TimeoutError:
             raise RolloutError(f"{self.name}: no answer to {what} within {timeout:g} s") from None
         except aiohttp.ClientError as error:
-            raise RolloutError(f"{self.name}: connection lost during {what}: {error!r}") from error
+            raise WorkerLostError(f"{self.name}: connection lost during {what}: {error!r}") from error
         if response.status != 200:
             raise RolloutError(f"{self.name}: {what} failed: {reply.decode(errors='replace')[:2000]}")
         return reply

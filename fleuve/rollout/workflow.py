@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fleuve.config.settings import RolloutSettings
-from fleuve.contracts import Rewarder, RolloutEngine, RolloutError
+from fleuve.contracts import Rewarder, RolloutError, Sampler
 from fleuve.rollout.sampling import answer_seed, sampling_params
 from fleuve.types import GenerationRequest, Prompt, Trajectory
 
@@ -24,7 +24,7 @@ class SingleTurn:
         self._decode = decode
         self._rewarder = rewarder
 
-    async def run(self, engine: RolloutEngine, prompt: Prompt, group: int) -> list[Trajectory]:
+    async def run(self, engine: Sampler, prompt: Prompt, group: int) -> list[Trajectory]:
         try:
             async with asyncio.TaskGroup() as tasks:
                 answers = [
@@ -38,7 +38,7 @@ class SingleTurn:
             raise failed.exceptions[0] from None
         return [answer.result() for answer in answers]
 
-    async def _answer(self, engine: RolloutEngine, prompt: Prompt, group: int, sample: int) -> Trajectory:
+    async def _answer(self, engine: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
         settings = self._settings
         completion = await engine.generate(
             GenerationRequest(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fleuve.config.settings import Settings
-from fleuve.contracts import PromptSource, RolloutEngine, RolloutError
+from fleuve.contracts import PromptSource, RolloutError, Sampler
 from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.types import (
@@ -99,6 +99,9 @@ class Engine:
             finish_reason="stop",
         )
 
+    async def health(self) -> int:
+        return self.version
+
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
         await asyncio.sleep(self.update_seconds * self.rng.uniform(0.5, 1.5))
         assert self._running.is_set() or interrupt != "finish"  # the answers it waits for could not end
@@ -124,7 +127,7 @@ class Workflow:
     def __init__(self, group_size: int, verdict: Callable[[Prompt], float | None]) -> None:
         self.group_size, self.verdict = group_size, verdict
 
-    async def run(self, engine: RolloutEngine, prompt: Prompt, group: int) -> list[Trajectory]:
+    async def run(self, engine: Sampler, prompt: Prompt, group: int) -> list[Trajectory]:
         from fleuve.types import SamplingParams
 
         sampling = SamplingParams(max_new_tokens=9)
