@@ -43,7 +43,7 @@ def pack(lengths: Sequence[int], budget: int) -> Bins:
     _even_out(bins, lengths)
     fewest = max(1, -(-sum(lengths) // budget))
     for count in range(fewest, len(bins) + 1):
-        level = _least_loaded(lengths, count)
+        level = spread(lengths, count)
         if max(_load(b, lengths) for b in level) <= budget:
             _even_out(level, lengths)
             if len(level) < len(bins) or _more_even(level, bins, lengths):
@@ -68,8 +68,8 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> Bins:
     return bins
 
 
-def _least_loaded(lengths: Sequence[int], count: int) -> Bins:
-    """The longest first, each into the emptiest of `count` bins, whatever the budget."""
+def spread(lengths: Sequence[int], count: int) -> Bins:
+    """The longest first, each into the emptiest of `count` bins, whatever the budget; empty ones are left out."""
     bins: Bins = [[] for _ in range(count)]
     heap = [(0, b) for b in range(count)]
     for index in _longest_first(lengths):
