@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fleuve.config.section import NonNegative, Positive, Seconds, Section, Share
+from fleuve.config.section import NonNegative, Positive, Section, Share
 
 AtLeastZero = Annotated[float, Field(ge=0)]
 
@@ -79,7 +79,7 @@ class SimulateSettings(Section):
     reward_sigma: AtLeastZero = 0.5
     learnt: Annotated[float, Field(ge=0, le=1)] = 1.0
     seed: NonNegative = 0
-    horizon: Seconds | None = None
+    steps: Positive | None = None
     lengths: LengthSettings = LengthSettings()
     costs: CostSettings = CostSettings()
     measured: MeasuredSettings = MeasuredSettings()
