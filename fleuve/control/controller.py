@@ -97,6 +97,7 @@ class Controller:
                 tasks.create_task(self._admit(tasks)),
                 tasks.create_task(self._deliver()),
                 tasks.create_task(self._watch()),
+                tasks.create_task(self._fleet.tend()),
             ]
             await self._train()
             for task in [*loops, *self._running.values()]:

@@ -1,10 +1,11 @@
 """What the fleet knows of one rollout worker's health, and when a dead one may be started again.
 
-             started        synced         missed, refused, doubt
-    STARTING ──────▶ RESYNCING ──────▶ HEALTHY ◀──────────────────▶ SUSPECT
-       ▲                                          answered             │ silent too long, refused again
-       └──────────────────────────── DEAD ◀────────────────────────────┘
-                start, after a back-off      lost (from anywhere)
+             started            synced           missed, refused, doubt
+    STARTING ────────▶ RESYNCING ──────▶ HEALTHY ──────────────────────▶ SUSPECT
+       ▲                   │                     ◀──────────────────────    │
+       │                   │                            answered            │ silent too long, refused again
+       └─────────────── DEAD ◀──────────────────────────────────────────────┘
+    start, after a back-off     lost (from anywhere)
 
 A pure state machine without a clock: times are passed in, seconds on any clock that does not go back. A worker counts
 for the served version while it is *living* (healthy or suspect: it may be sampling); it gets requests while healthy.
@@ -54,7 +55,7 @@ class HealthRecord:
     """One worker's state and what led to it.
 
     Every method that does not fit the state raises RuntimeError, except for the news that come late: an answer, a miss,
-    a refusal or a doubt about a worker that is not living any more change nothing.
+    a refusal or a doubt about a worker that is not there any more change nothing.
     """
 
     def __init__(self, policy: HealthPolicy, state: Health, now: float = 0.0) -> None:
@@ -73,6 +74,11 @@ class HealthRecord:
         return self.state in (Health.HEALTHY, Health.SUSPECT)
 
     @property
+    def probed(self) -> bool:
+        """There is something to ask: it is living, or about to be."""
+        return self.living or self.state is Health.RESYNCING
+
+    @property
     def restart_at(self) -> float:
         """When a dead worker may be started."""
         return self._restart_at
@@ -81,27 +87,31 @@ class HealthRecord:
 
     def answered(self) -> None:
         """A probe was answered in time."""
+        self._misses = self._refusals = 0
         if self.living:
-            self.state, self._misses, self._refusals = Health.HEALTHY, 0, 0
+            self.state = Health.HEALTHY
 
     def missed(self, now: float) -> None:
         """A probe was not answered within `patience`."""
-        if self.living:
-            self.state = Health.SUSPECT
+        if self.probed:
+            self._suspect()
             self._misses += 1
             if self._misses >= self.policy.misses:
                 self.lost(now)
 
     def refused(self, now: float) -> None:
         """A probe was answered with an error, or nobody was there to answer it."""
-        if self.living:
-            self.state = Health.SUSPECT
+        if self.probed:
+            self._suspect()
             self._refusals += 1
             if self._refusals >= self.policy.refusals:
                 self.lost(now)
 
     def doubt(self) -> None:
         """A request failed there: the next probe decides."""
+        self._suspect()
+
+    def _suspect(self) -> None:
         if self.state is Health.HEALTHY:
             self.state = Health.SUSPECT
 

@@ -135,7 +135,7 @@ def test_an_error_elsewhere_cuts_the_step_short_and_what_it_trained_counts():
         world.engines[0].broken = True
 
     async def main() -> World:
-        world = World(eta=4, train_seconds=3.0, steps=50)
+        world = World(eta=4, train_seconds=3.0, steps=50, workers=1)
         helper = asyncio.ensure_future(break_a_worker(world))
         with pytest.raises(ExceptionGroup):
             await world.controller.run()

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fleuve.config.settings import Settings
-from fleuve.contracts import PromptSource, RolloutError, Sampler
+from fleuve.contracts import PromptSource, RolloutError, Sampler, WorkerLostError
 from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.types import (
@@ -100,6 +100,8 @@ class Engine:
         )
 
     async def health(self) -> int:
+        if self.broken:
+            raise WorkerLostError("worker-0: connection lost")
         return self.version
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
@@ -119,7 +121,7 @@ class Engine:
 
     async def metrics(self) -> dict[str, float]:
         if self.broken:
-            raise RolloutError("worker-0: connection lost")
+            raise WorkerLostError("worker-0: connection lost")
         return {"tokens_generated": float(self.tokens)}
 
 

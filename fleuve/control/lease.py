@@ -1,0 +1,82 @@
+"""A group's hold on the fleet: its answers are sampled by one worker, and by another when that one is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fleuve.contracts import RolloutError, WorkerLostError
+from fleuve.control.worker import Life
+from fleuve.types import Completion, GenerationRequest
+
+if TYPE_CHECKING:
+    from fleuve.control.fleet import Fleet
+
+
+class Lease:
+    """Implements `contracts.Sampler` for one group of `answers`, whose slot and finished answers outlive a worker.
+
+    The unfinished answers move together, so that their common prompt is computed once. They are the same requests with
+    the same seeds. A group that loses `losses` workers may be what kills them: it fails then.
+    """
+
+    def __init__(self, fleet: Fleet, answers: int, losses: int) -> None:
+        self._fleet = fleet
+        self._unfinished = answers
+        self._losses_left = losses
+        self._life: Life | None = None
+        self._counted = 0  # answers that the router counts for this group
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """One answer, from whichever worker.
+
+        Raises:
+            RolloutError: the request itself failed on a worker that is well, or too many workers were lost.
+        """
+        attempt, sent = 0, request
+        while True:
+            life = await self._seat()
+            try:
+                completion = await life.generate(sent)
+            except RolloutError as error:
+                if not isinstance(error, WorkerLostError) and await self._fleet.well(life):
+                    raise
+                self._fleet.doubt(life)
+                self._move_from(life, error)
+                self._fleet.moved += 1
+                attempt += 1
+                # Another name, should the worker only have lost the connection and not know yet that it did.
+                sent = msgspec.structs.replace(request, request_id=f"{request.request_id}~{attempt}")
+            else:
+                self._unfinished -= 1
+                return completion
+
+    def release(self) -> None:
+        """The group is done, well or badly."""
+        if self._life is not None:
+            self._fleet.router.give_back(self._life, self._counted)
+            self._life = None
+
+    async def _seat(self) -> Life:
+        """The worker that the group is on; takes one, and waits until there is one."""
+        while self._life is None:
+            await self._fleet.open()
+            if self._life is None:  # another answer of the group was woken first
+                self._counted = max(self._unfinished, 1)
+                self._life = self._fleet.router.take(self._counted)
+        return self._life
+
+    def _move_from(self, life: Life, error: RolloutError) -> None:
+        """Leave `life`, if no other answer of the group did so already.
+
+        Raises:
+            RolloutError: `error`, when this is one worker too many.
+        """
+        if self._life is not life:
+            return
+        if not self._fleet.left_on_purpose(life):
+            self._losses_left -= 1
+        if self._losses_left <= 0:
+            raise error
+        self.release()
