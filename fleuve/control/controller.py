@@ -244,13 +244,13 @@ class Controller:
 
     async def _step(self, chosen: list[int], waiting_since: float) -> None:
         """Train one batch, publish the version it makes, and report it."""
-        batch = Batch(version=self.version, groups=[self._ready.pop(group) for group in chosen])
-        self.gate.begin_step(chosen)
         started = self._now()
         self._observer.activity("trainer", f"step {self.version + 1}")
         colocated = self._settings.launch.placement == "colocated"
         if colocated:
-            await self._pause()
+            await self._pause()  # a run that ends here leaves the groups ready
+        batch = Batch(version=self.version, groups=[self._ready.pop(group) for group in chosen])
+        self.gate.begin_step(chosen)
         result = await self._train_batch(batch)
         stepped = self._now()
         weights = await self._trainer.publish(self._fleet.served_version) if result.trained else None

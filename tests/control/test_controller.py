@@ -206,3 +206,22 @@ def test_groups_need_not_be_ready_in_order_but_the_step_metrics_count_mixed_vers
     world = play(eta=2, length=heavy_tail, train_seconds=0.05)
     mixed = sum(len(np.unique(t.versions)) > 1 for b in world.trainer.batches for t in b.trajectories)
     assert sum(m["rollout/interrupted"] for m in world.observer.steps) == mixed > 0
+
+
+def test_a_run_that_ends_while_the_workers_are_being_paused_leaves_its_batch_ready():
+    async def main() -> World:
+        world = World(eta=1, placement="colocated")
+        run = asyncio.ensure_future(world.controller.run())
+
+        async def never() -> None:
+            await asyncio.Event().wait()
+
+        world.engines[0].pause = never
+        await asyncio.sleep(5.0)
+        run.cancel()
+        await asyncio.wait([run])
+        return world
+
+    gate = run_virtual(main()).controller.gate
+    assert (gate.count(State.STEPPING), gate.trained) == (0, 0)
+    assert gate.count(State.READY) == gate.admitted == 8
