@@ -9,11 +9,8 @@ from fleuve.config.simulation import CostSettings, MeasuredSettings
 from fleuve.errors import UserError
 from fleuve.simulate.hardware import Hardware, load_hardware
 from fleuve.simulate.layout import layout_of
-from fleuve.simulate.memory import engine_memory
+from fleuve.simulate.memory import engine_memory, max_running
 from fleuve.simulate.model_shape import BYTES, ModelShape, load_model_shape
-
-MAX_RUNNING = 2048
-"""Answers of one engine at the same time when nobody says: enough for the KV cache to be the bound."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,7 @@ class EngineCosts:
         """
         simulate, rollout = settings.simulate, settings.rollout
         hardware, shape = load_hardware(simulate.hardware), model_shape_of(settings)
-        on_cluster = simulate.gpus is not None
-        if on_cluster:
+        if simulate.gpus is not None:
             memory = engine_memory(settings, hardware, shape, layout_of(settings))
             capacity = simulate.kv_cache_tokens or memory.kv_tokens
         else:
@@ -59,7 +55,7 @@ class EngineCosts:
             costs=simulate.costs,
             measured=simulate.measured,
             kv_capacity_tokens=capacity,
-            max_running=simulate.max_running or (MAX_RUNNING if on_cluster else rollout.max_running),
+            max_running=max_running(settings),
             prefill_tokens=rollout.prefill_tokens,
         )
 

@@ -19,6 +19,9 @@ RESERVED = 2e9
 MASTER_BYTES = 16
 """Of one parameter in the optimiser: an fp32 master, its gradient's sum, AdamW's two moments."""
 
+MAX_RUNNING = 2048
+"""Answers of one engine on a cluster at the same time when nobody says: the KV cache is to be the bound."""
+
 LOGIT_BYTES = 12
 """Of one logit while a log-probability's gradient is computed: itself, its softmax, its gradient, in fp32."""
 
@@ -41,37 +44,45 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Bytes of one device of the trainer, at the peak of a micro-batch of the full token budget."""
+    """Bytes of one device of the trainer, at the peak of a micro-batch of the full token budget; `engine` is a
+    colocated engine's weights."""
 
     state: float
     gathered: float
     activations: float
     logits: float
+    engine: float
     reserved: float
     available: float
 
     @property
     def total(self) -> float:
-        return self.state + self.gathered + self.activations + self.logits + self.reserved
+        return self.state + self.gathered + self.activations + self.logits + self.engine + self.reserved
 
     @property
     def fits(self) -> bool:
         return self.total <= self.available
 
 
+def max_running(settings: Settings) -> int:
+    """Answers that one engine generates at the same time."""
+    simulate = settings.simulate
+    return simulate.max_running or (settings.rollout.max_running if simulate.gpus is None else MAX_RUNNING)
+
+
 def engine_memory(settings: Settings, hardware: Hardware, shape: ModelShape, layout: Layout) -> EngineMemory:
     """Of one engine: its share of the weights; one prefill chunk's hidden states and the logits of every running answer
     (in fp32, twice: themselves and what is sampled from); the rest is the KV cache. Key-value heads that are fewer
-    than the devices are held more than once."""
+    than the devices are held more than once. Colocated, the trainer's state stays where it is; what it needs beside
+    that during a step it takes from the cache, if that is empty then or is going to be computed anew."""
     rollout = settings.rollout
     bytes_each, devices = BYTES[rollout.dtype], layout.tensor_parallel
-    running = settings.simulate.max_running or rollout.max_running
     chunk = rollout.prefill_tokens * (4 * shape.hidden + 3 * shape.intermediate / devices) * bytes_each
-    logits = running * shape.vocab * 8 / devices
+    logits = max_running(settings) * shape.vocab * 8 / devices
     return EngineMemory(
         weights=shape.weight_bytes(rollout.dtype) / devices,
         workspace=_reserved(hardware) + chunk + logits,
-        state=state_bytes(settings, shape) / layout.trainer_gpus if layout.colocated else 0.0,
+        state=_beside_engine(settings, hardware, shape, layout) if layout.colocated else 0.0,
         kv_token=shape.kv_bytes(rollout.dtype) / min(devices, shape.kv_heads),
         available=hardware.memory * settings.simulate.costs.memory_share,
     )
@@ -91,6 +102,7 @@ def trainer_memory(settings: Settings, hardware: Hardware, shape: ModelShape, la
         gathered=gathered,
         activations=trainer.token_budget * activation_bytes(settings, shape) / split,
         logits=min(trainer.logprob_chunk, trainer.token_budget) * shape.vocab * LOGIT_BYTES / split,
+        engine=shape.weight_bytes(settings.rollout.dtype) / layout.tensor_parallel if layout.colocated else 0.0,
         reserved=_reserved(hardware),
         available=hardware.memory * settings.simulate.costs.memory_share,
     )
@@ -118,6 +130,12 @@ def activation_bytes(settings: Settings, shape: ModelShape) -> float:
     again = settings.trainer.activation_checkpointing
     kept = shape.layers * shape.hidden + layer if again else shape.layers * layer
     return float(kept * BYTES[settings.trainer.dtype])
+
+
+def _beside_engine(settings: Settings, hardware: Hardware, shape: ModelShape, layout: Layout) -> float:
+    trainer = trainer_memory(settings, hardware, shape, layout)
+    kept = settings.control.max_staleness > 0 and settings.rollout.interrupt == "keep"
+    return trainer.total - trainer.reserved - trainer.engine if kept else trainer.state
 
 
 def _reserved(hardware: Hardware) -> float:

@@ -58,7 +58,7 @@ def test_one_device_gathers_nothing() -> None:
 
 def test_the_parts_add_up_to_the_total_that_is_compared() -> None:
     parts = memory(cluster())
-    assert parts.total == parts.state + parts.gathered + parts.activations + parts.logits + parts.reserved
+    assert parts.total == sum((parts.state, parts.gathered, parts.activations, parts.logits, parts.reserved))
     assert parts.fits
     assert parts.available == 80e9
 
@@ -69,4 +69,19 @@ def test_a_colocated_trainer_takes_its_room_from_the_cache() -> None:
     apart = engine_memory(cluster(), hardware, shape, layout_of(cluster()))
     together = engine_memory(both, hardware, shape, layout_of(both))
     assert together.state == 18 * SEVEN / 16
+    assert memory(both).engine == 2 * SEVEN
     assert apart.kv_tokens - together.kv_tokens == pytest.approx(together.state / 57_344, abs=1)
+
+
+def test_a_cache_that_is_kept_leaves_no_room_for_a_colocated_trainers_activations() -> None:
+    hardware, shape = load_hardware("h100"), load_model_shape("qwen-7b")
+    states = []
+    for interrupt in ("recompute", "keep"):
+        both = cluster(
+            launch={"placement": "colocated"},
+            rollout={"dtype": "bfloat16", "interrupt": interrupt},
+            simulate={"rollout_gpus": None},
+        )
+        states.append(engine_memory(both, hardware, shape, layout_of(both)).state)
+    peak = memory(both)
+    assert states[1] - states[0] == pytest.approx(peak.gathered + peak.activations + peak.logits)
