@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fleuve.contracts import RolloutEngine, WorkerLostError
+from fleuve.contracts import RolloutEngine, RolloutError, WorkerLostError
 from fleuve.control.health import Health, HealthPolicy, HealthRecord
 from fleuve.types import Completion, GenerationRequest
 
@@ -53,8 +53,11 @@ class Life:
             raise
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        """One answer of the engine; raises as `call` does."""
-        return await self.call(lambda engine: engine.generate(request))
+        """One answer of the engine; raises as `call` does, and a RolloutError if it is the reply to another request."""
+        completion = await self.call(lambda engine: engine.generate(request))
+        if completion.request_id != request.request_id:
+            raise RolloutError(f"{self.name}: {request.request_id} was answered by the reply to {completion.request_id}")
+        return completion
 
     @property
     def calls(self) -> int:

@@ -47,8 +47,6 @@ class SingleTurn:
                 sampling=sampling_params(settings, settings.temperature, answer_seed(self._seed, prompt.id, sample)),
             )
         )
-        if completion.request_id != f"{group}/{sample}":
-            raise RolloutError(f"request {group}/{sample} was answered with the reply to {completion.request_id}")
         if completion.finish_reason == "abort":
             raise RolloutError(f"request {completion.request_id} was aborted by the worker")
         text = self._decode(completion.output_ids)
