@@ -242,9 +242,11 @@ class LaunchSettings(Section):
 
 
 class CheckpointSettings(Section):
-    """Checkpoints are written every `every` steps (0: only at the end) and the newest `keep` are kept."""
+    """Checkpoints are written every `every` steps (0: never by steps) and every `every_minutes` (0: never by time), and
+    at the end; the newest `keep` are kept."""
 
     every: NonNegative = 0
+    every_minutes: Annotated[float, Field(ge=0)] = 10.0
     keep: Positive = 2
 
 
@@ -286,6 +288,11 @@ class Settings(Section):
     evaluate: EvaluateSettings = EvaluateSettings()
     observe: ObserveSettings = ObserveSettings()
     simulate: SimulateSettings = SimulateSettings()
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the run is the same each time, bit for bit: synchronous, with a single worker."""
+        return self.control.max_staleness == 0 and self.rollout.workers == 1
 
     @property
     def longest_pause(self) -> float:

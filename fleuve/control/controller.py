@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -32,9 +33,13 @@ from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signa
 from fleuve.control.failures import Failures
 from fleuve.control.fleet import Fleet
 from fleuve.control.gate import Gate, State
+from fleuve.control.journal import Admitted, Dropped, Evaluated, Journal, NoJournal, Record, Step, ready
+from fleuve.control.past import Past, snapshot
 from fleuve.control.reporting import Reporter
+from fleuve.control.saving import Saving
 from fleuve.control.signal import Signal
 from fleuve.control.verdicts import exclude_nonfinite
+from fleuve.control.wave import Waves
 from fleuve.types import Batch, Group, Prompt, StepResult, WeightFile
 
 Evaluation = Callable[[int], Awaitable[dict[str, float]]]
@@ -45,7 +50,8 @@ Checkpoint = Callable[[int], Awaitable[None]]
 
 
 class Controller:
-    """One training run. `version` is how many steps are done."""
+    """One training run. `version` is how many steps are done. With a `past` the run goes on from there; trainer and
+    fleet must have that version."""
 
     def __init__(
         self,
@@ -57,10 +63,13 @@ class Controller:
         observer: Observer,
         evaluate: Evaluation | None = None,
         checkpoint: Checkpoint | None = None,
+        journal: Journal | None = None,
+        past: Past | None = None,
         version: int = 0,
     ) -> None:
-        self.version = version
-        self.gate = Gate(settings.control.batch_size, settings.control.max_staleness, version)
+        past = past or Past(version=version)
+        self.version = past.version
+        self.gate = Gate(settings.control.batch_size, settings.control.max_staleness, past.version)
         self._settings = settings
         self._source = source
         self._workflow = workflow
@@ -69,12 +78,17 @@ class Controller:
         self._observer = observer
         self._evaluate = evaluate
         self._checkpoint = checkpoint
+        self._journal = journal or NoJournal()
+        self._saving = Saving(settings.checkpoint)
+        self._waves = Waves(fleet, settings.rollout.group_size) if settings.reproducible else None
+        self.cut = False
+        """A step was cut short, and does not count: what the trainer holds now belongs to no version."""
         self._signal = Signal()
         self._prompts: dict[int, Prompt] = {}
         self._ready: dict[int, Group] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
         self._newest: WeightFile | None = None
-        self._evaluated_version: int | None = None
+        self._evaluated_version = self._reported_evaluation = past.evaluated
         self._stopping = False
         self._delivering = False  # an evaluation or a delivery is using the workers
         self._paused = False  # colocated: the trainer has the machine
@@ -82,6 +96,18 @@ class Controller:
         self._dynamic_sampling = DynamicSampling(settings.control.batch_size)
         self._reporter = Reporter(observer, self.gate)
         self._last_step_at = 0.0
+        self._take_over(past)
+
+    def _take_over(self, past: Past) -> None:
+        """Groups that were ready are so again; those that ran run again once `run` is called, by the version of now."""
+        live = dict.fromkeys(past.running, self.version) | {i: g.oldest_version for i, g in past.ready.items()}
+        self.gate.resume(past.admitted, past.trained, past.dropped, dict(sorted(live.items())))
+        prompts = past.running | {i: g.prompt for i, g in past.ready.items()}
+        self._prompts = dict(sorted(prompts.items()))
+        for group in past.ready.values():
+            self.gate.finish(group.id, group.oldest_version)
+            self._ready[group.id] = group
+        self._to_run = deque(past.running)
 
     # --- the life of a run ------------------------------------------------------------------------------------------
 
@@ -92,6 +118,7 @@ class Controller:
             ExceptionGroup: of what went wrong in any of the loops: RunError, RolloutError, TrainerError, or a fault.
         """
         self._last_step_at = self._now()
+        self._saving.begun(self._now())
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(self._admit(tasks)),
@@ -109,11 +136,28 @@ class Controller:
         self._signal.notify()
 
     def pending(self) -> list[Prompt]:
-        """Prompts admitted and neither trained nor dropped: a resumed run serves these first."""
+        """Prompts admitted and neither trained nor dropped."""
         return list(self._prompts.values())
 
+    def save_soon(self) -> None:
+        """Make a checkpoint as soon as no step is in progress, and go on."""
+        self._saving.asked = True
+        self._signal.notify()
+
+    def snapshot(self, next_record: int = 0) -> list[Record]:
+        """What a checkpoint keeps of the controller: see `past.snapshot`."""
+        return snapshot(
+            self.gate,
+            self.version,
+            self._source,
+            self._prompts,
+            self._ready.values(),
+            evaluated=self._reported_evaluation,
+            next_record=next_record,
+        )
+
     def state(self) -> dict[str, object]:
-        """What a checkpoint keeps of the controller: the data cursor, the pending prompts, the ledger."""
+        """The data cursor, the pending prompts, the ledger."""
         return {
             "source": self._source.state(),
             "pending": msgspec.to_builtins(self.pending()),
@@ -127,16 +171,45 @@ class Controller:
     async def _admit(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             await self._signal.until(self._may_admit)
-            prompt = self._source.next()
-            group = self.gate.admit()
-            self._prompts[group] = prompt
-            self._running[group] = tasks.create_task(self._run_group(group, prompt))
-            await asyncio.sleep(0)
+            if self._waves is None:
+                self._start_group(tasks)
+                await asyncio.sleep(0)
+            else:
+                await self._waves.admit(lambda: self._start_groups(tasks))
 
     def _may_admit(self) -> bool:
-        """A slot is free, and the steps that are left need another group."""
+        """A slot is free, and the steps that are left need another group. A wave begins when the one before has ended,
+        and nothing else is asked of the workers."""
+        if self._stopping:
+            return False
+        if self._waves is not None and (
+            self._running or self._delivering or self._paused or self._evaluation_due() or self._undelivered()
+        ):
+            return False
+        return self._room()
+
+    def _room(self) -> bool:
         needed = (self._settings.steps - self.version) * self._settings.control.batch_size
-        return self.gate.free > 0 and len(self._prompts) < needed and not self._stopping
+        return bool(self._to_run) or (self.gate.free > 0 and len(self._prompts) < needed)
+
+    def _start_groups(self, tasks: asyncio.TaskGroup) -> int:
+        """All that may be; how many."""
+        count = 0
+        while self._room():
+            self._start_group(tasks)
+            count += 1
+        return count
+
+    def _start_group(self, tasks: asyncio.TaskGroup) -> None:
+        """One that an earlier run had admitted, or a new one."""
+        if self._to_run:
+            group = self._to_run.popleft()
+        else:
+            prompt = self._source.next()
+            group = self.gate.admit()
+            self._journal.write(Admitted(group=group, prompt=prompt, version=self.gate.served_version))
+            self._prompts[group] = prompt
+        self._running[group] = tasks.create_task(self._run_group(group, self._prompts[group]))
 
     async def _run_group(self, group: int, prompt: Prompt) -> None:
         """One group's episode, from admission to ready or dropped."""
@@ -144,8 +217,9 @@ class Controller:
         settings = self._settings
         limit = settings.control.group_timeout + settings.longest_pause
         try:
-            async with asyncio.timeout(limit), self._fleet.worker(settings.rollout.group_size) as engine:
-                trajectories = await self._workflow.run(engine, prompt, group)
+            async with asyncio.timeout(limit), self._fleet.worker(settings.rollout.group_size) as lease:
+                sampler = lease if self._waves is None else self._waves.sampler(lease)
+                trajectories = await self._workflow.run(sampler, prompt, group)
         except TimeoutError:
             self._fail(group, "timeout", f"not done within {limit:g} s")
         except RolloutError as error:
@@ -186,6 +260,7 @@ class Controller:
             self._drop(group.id, "no signal", again=False)
             return
         self.gate.finish(group.id, group.oldest_version)
+        self._journal.write(ready(group))
         self._ready[group.id] = group
         del self._running[group.id]
         self._signal.notify()
@@ -208,6 +283,7 @@ class Controller:
     def _drop(self, group: int, reason: str, again: bool = True) -> None:
         """Out of the run; with `again` its prompt goes back to the source."""
         self.gate.drop(group, reason)
+        self._journal.write(Dropped(group=group, reason=reason, again=again))
         prompt = self._prompts.pop(group)
         if again:
             self._source.give_back(prompt)
@@ -221,9 +297,16 @@ class Controller:
         while self.version < self._settings.steps and not self._stopping:
             waiting_since = self._now()
             self._observer.activity("trainer", "waiting for a batch")
-            await self._signal.until(lambda: self._stopping or bool(self._choose()))
-            if not self._stopping:
+            await self._signal.until(lambda: self._stopping or self._saving.asked or bool(self._choose()))
+            if self._saving.asked:
+                await self._save()
+            elif not self._stopping:
                 await self._step(self._choose(), waiting_since)
+
+    async def _save(self) -> None:
+        self._saving.begun(self._now())
+        if self._checkpoint is not None:
+            await self._checkpoint(self.version)
 
     def _choose(self) -> list[int]:
         """The next batch's groups; empty while it cannot be formed."""
@@ -253,7 +336,8 @@ class Controller:
         self.gate.begin_step(chosen)
         result = await self._train_batch(batch)
         stepped = self._now()
-        weights = await self._trainer.publish(self._fleet.served_version) if result.trained else None
+        trained = bool(result.trained) and not self.cut
+        weights = await self._trainer.publish(self._fleet.served_version) if trained else None
         if colocated:
             await self._resume()
         if weights is None:
@@ -274,9 +358,11 @@ class Controller:
             # The last step is reported once its weights are served and evaluated.
             await self._signal.until(lambda: self._stopping or self._settled())
         self._reporter.step(batch, result, times)
-        every = self._settings.checkpoint.every
-        if self._checkpoint is not None and every and self.version % every == 0:
-            await self._checkpoint(self.version)
+        if (evaluated := self._evaluated_version) is not None and evaluated != self._reported_evaluation:
+            self._journal.write(Evaluated(version=evaluated))
+            self._reported_evaluation = evaluated
+        if self._saving.due(self.version, self._now()):
+            await self._save()
 
     async def _pause(self) -> None:
         """The machine is the trainer's. A delivery under way ends first: answers that it waits for could not end."""
@@ -306,13 +392,18 @@ class Controller:
         return result
 
     def _account(self, batch: Batch, result: StepResult) -> None:
-        """Trained groups leave the run; the others of the batch are ready again."""
+        """Trained groups leave the run; the others of the batch are ready again. Where runs are reproducible a step is
+        made whole or not at all."""
         trained = set(result.trained)
+        if self._waves is not None and 0 < len(trained) < len(batch.groups):
+            self.cut, trained = True, set()
         left = {group.id: group for group in batch.groups if group.id not in trained}
         self.gate.put_back(left)
         self._ready.update(left)
-        if result.trained:
+        if trained:
             self.version = result.version
+            order = [group.id for group in batch.groups]
+            self._journal.write(Step(version=result.version, groups=order, trained=result.trained))
             self.gate.end_step(result.trained, result.version)
             for group in result.trained:
                 del self._prompts[group]

@@ -12,7 +12,7 @@ A pure state machine: no clock, no tasks. A group goes running → ready → ste
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 
 
@@ -38,6 +38,15 @@ class Gate:
         self._states: dict[int, State] = {}
         self._deadlines: dict[int, int] = {}
         self._awaiting_service: list[tuple[int, int]] = []  # (version made, slots held until it is served)
+
+    def resume(self, admitted: int, trained: int, dropped: Mapping[str, int], live: Mapping[int, int]) -> None:
+        """Take over the ledger of the run that this one continues. `live`: the groups neither trained nor dropped, all
+        running, in order of admission, each with the version that none of its tokens is older than."""
+        self.admitted, self.trained, self.dropped = admitted, trained, Counter(dropped)
+        for group, version in live.items():
+            self._states[group] = State.RUNNING
+            self._deadlines[group] = version + self.max_staleness
+        self._check()
 
     @property
     def free(self) -> int:

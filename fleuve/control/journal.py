@@ -1,0 +1,151 @@
+"""What happened to each group, as records: a run that was killed is continued from its last checkpoint and from these.
+
+A record is a frame of `length, checksum, number` and msgpack. Records are numbered without gaps, so that a reader
+knows where what it may trust ends: at the first frame that is cut off, damaged, or out of turn.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from fleuve.types import Group, Prompt, Trajectory, decode, encode
+
+_HEADER = struct.Struct("<IIQ")  # bytes of the payload, crc32 of number and payload, number
+MAX_RECORD = 1 << 31
+"""Bytes; a longer one is damage."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """The ledger at one moment: `source` is the data cursor, `next` the number of the first record after it,
+    `evaluated` the version of the last evaluation that was reported. The groups alive follow as `Admitted` and `Ready`.
+    """
+
+    version: int
+    admitted: int
+    trained: int
+    dropped: dict[str, int]
+    source: dict[str, Any]
+    next: int = 0
+    evaluated: int | None = None
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
+    """The source served `prompt`, and `group` runs, while the fleet served `version`."""
+
+    group: int
+    prompt: Prompt
+    version: int
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The group's answers are all there. Written again if they were sampled again."""
+
+    group: int
+    trajectories: list[Trajectory]
+    admitted_version: int
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
+    """The group is out, for `reason`; with `again` its prompt went back to the source."""
+
+    group: int
+    reason: str
+    again: bool
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """`groups`, in this order, were the batch of a step that made `version`; `trained` of them were trained, the others
+    are ready again."""
+
+    version: int
+    groups: list[int]
+    trained: list[int]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of its batch was trained; the same step made again comes to the same weights then."""
+        return len(self.trained) == len(self.groups)
+
+
+class Evaluated(msgspec.Struct, frozen=True, kw_only=True, tag="evaluated"):
+    """The evaluation of `version` has been reported."""
+
+    version: int
+
+
+Record = State | Admitted | Ready | Dropped | Step | Evaluated
+
+
+class Journal(Protocol):
+    """Where the controller writes down what happens, before anything else comes of it."""
+
+    def write(self, record: Record) -> None:
+        """Returns once the record outlives this process. Never raises: a run does not end for its journal's sake."""
+
+
+class NoJournal:
+    """For controllers whose run is not to be continued: the simulator's."""
+
+    def write(self, record: Record) -> None: ...
+
+
+def ready(group: Group) -> Ready:
+    """The record of a finished group."""
+    return Ready(group=group.id, trajectories=group.trajectories, admitted_version=group.admitted_version)
+
+
+def frame(record: Record, number: int) -> bytes:
+    """The bytes of one record."""
+    payload = encode(record)
+    return _HEADER.pack(len(payload), _checksum(number, payload), number) + payload
+
+
+def unframe(chunks: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
+    """Numbers and records of a stream of frames, up to its end or to the first that is cut off or damaged."""
+    buffer = bytearray()
+    source = iter(chunks)
+    while True:
+        if not _fill(buffer, _HEADER.size, source):
+            return
+        length, checksum, number = _HEADER.unpack_from(buffer)
+        if length > MAX_RECORD or not _fill(buffer, _HEADER.size + length, source):
+            return
+        payload = bytes(memoryview(buffer)[_HEADER.size : _HEADER.size + length])
+        if _checksum(number, payload) != checksum:
+            return
+        try:
+            record: Record = decode(payload, Record)  # type: ignore[arg-type]
+        except msgspec.DecodeError:
+            return
+        del buffer[: _HEADER.size + length]
+        yield number, record
+
+
+def in_turn(numbered: Iterable[tuple[int, Record]], first: int) -> Iterator[Record]:
+    """The records from number `first` on, as long as none is missing; those before are passed over."""
+    expected = first
+    for number, record in numbered:
+        if number < expected:
+            continue
+        if number > expected:
+            return
+        expected += 1
+        yield record
+
+
+def _fill(buffer: bytearray, size: int, source: Iterator[bytes]) -> bool:
+    while len(buffer) < size:
+        chunk = next(source, None)
+        if chunk is None:
+            return False
+        buffer += chunk
+    return True
+
+
+def _checksum(number: int, payload: bytes) -> int:
+    return zlib.crc32(payload, number & 0xFFFFFFFF)
