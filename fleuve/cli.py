@@ -91,8 +91,13 @@ def serve(
     max_running: Annotated[int, typer.Option(help="Sequences generated at the same time.", min=1)] = 128,
     kv_cache_tokens: Annotated[int, typer.Option(help="Size of the KV cache.", min=1)] = 65536,
     prefill_tokens: Annotated[int, typer.Option(help="Prompt tokens computed in one step.", min=1)] = 4096,
+    weights: Annotated[Path | None, typer.Option(help="Directory that new weights may be read from.")] = None,
 ) -> None:
-    """Serve MODEL over HTTP: the rollout interface, and OpenAI-compatible completions beside it."""
+    """Serve MODEL over HTTP: the rollout interface, and OpenAI-compatible completions beside it.
+
+    To let other machines in, with --host, set FLEUVE_TOKEN (or FLEUVE_TOKEN_FILE, to a file that holds it): clients
+    show it as OpenAI's show their key.
+    """
     from fleuve.config.models import inspect_model
 
     inspect_model(model, key="MODEL")
@@ -107,6 +112,7 @@ def serve(
         max_running=max_running,
         kv_cache_tokens=kv_cache_tokens,
         prefill_tokens=prefill_tokens,
+        weights=None if weights is None else str(weights.resolve()),
     )
     run_server(options, host, port)
 

@@ -6,7 +6,7 @@ token in the controller. This module imports neither torch nor any other room.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -203,13 +203,18 @@ def _encode_array(value: Any) -> Any:
 
 
 def _decode_ext(code: int, data: memoryview) -> Any:
-    return np.frombuffer(data, dtype=_DTYPES[code])
+    dtype = _DTYPES.get(code)
+    if dtype is None or len(data) % dtype.itemsize:
+        raise msgspec.ValidationError(f"an array of kind {code} cannot have {len(data)} bytes")
+    return np.frombuffer(data, dtype=dtype)
 
 
 def _decode_array(kind: type, value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+    wanted = get_args(get_args(kind)[1])[0]  # of an `NDArray[...]`
+    if isinstance(value, np.ndarray) and value.dtype == wanted:
         return value
-    raise TypeError(f"cannot decode {kind!r}")
+    found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+    raise TypeError(f"expected an array of {wanted.__name__}, got {found}")
 
 
 def encode(value: Any) -> bytes:
@@ -221,9 +226,12 @@ def decode(data: bytes, kind: type[T]) -> T:
     """Msgpack bytes back to a struct.
 
     Raises:
-        msgspec.ValidationError: the bytes do not have the shape of `kind`.
+        msgspec.DecodeError: the bytes are no msgpack, or do not have the shape of `kind`.
     """
-    return msgspec.msgpack.decode(data, type=kind, ext_hook=_decode_ext, dec_hook=_decode_array)
+    try:
+        return msgspec.msgpack.decode(data, type=kind, ext_hook=_decode_ext, dec_hook=_decode_array)
+    except RecursionError:
+        raise msgspec.DecodeError("nested too deeply") from None
 
 
 def to_json(value: Any) -> bytes:

@@ -1,14 +1,17 @@
-"""The engine over HTTP: the rollout contract (design, section 4.2), with the OpenAI endpoints beside it."""
+"""The engine over HTTP: the rollout contract (design, section 4.2), with the OpenAI endpoints beside it.
+
+Who may ask is `wire.guard`'s to say; weights are read from one directory alone, that of the engine's options.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -21,9 +24,11 @@ from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.parameters import WeightsMismatchError
 from fleuve.engine.service import Service, context_of, open_engine
-from fleuve.errors import UserError
 from fleuve.types import AbortRequest, GenerationRequest, UpdateRequest, WeightFile, decode, encode, to_json
 from fleuve.weights.store import WeightError
+from fleuve.wire.confine import OutsideError, confined
+from fleuve.wire.guard import guard, knows, take_token
+from fleuve.wire.listen import bind
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -56,11 +61,16 @@ def _reply(request: web.Request, value: Any) -> web.Response:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """What went wrong as one line of JSON; 400 for what the client can mend, 409 for weights that do not fit."""
+    """What went wrong as one line of JSON; 400 for what the client can mend, 403 for a file that it may not name, 409
+    for weights that do not fit."""
     try:
         return await handler(request)
     except (RequestError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return _error(400, f"{request.path}: {error}", "invalid_request_error")
+    except RecursionError:
+        return _error(400, f"{request.path}: the body is nested too deeply", "invalid_request_error")
+    except OutsideError as error:
+        return _error(403, f"{request.path}: {error}", "permission_error")
     except (WeightError, WeightsMismatchError) as error:
         return _error(409, str(error), "weights_error")
     except web.HTTPRequestEntityTooLarge:
@@ -76,7 +86,11 @@ def _error(status: int, message: str, kind: str) -> web.Response:
     return web.json_response({"error": {"message": line, "type": kind, "code": status}}, status=status)
 
 
-def application(service: Service) -> web.Application:
+def _refuse(status: int, why: str) -> web.Response:
+    return _error(status, why, "authentication_error" if status == 401 else "permission_error")
+
+
+def application(service: Service, token: str | None = None) -> web.Application:
     """The routes. Run it with `handler_cancellation=True`, so that a client that goes away aborts its request."""
     loop = service.loop
 
@@ -85,7 +99,8 @@ def application(service: Service) -> web.Application:
 
     async def update_weights(request: web.Request) -> web.Response:
         body = await _read(request, UpdateRequest)
-        file = WeightFile(version=body.version, path=body.path, bytes=body.bytes, checksum=body.checksum)
+        path = confined(body.path, service.weights)
+        file = WeightFile(version=body.version, path=str(path), bytes=body.bytes, checksum=body.checksum)
         return _reply(request, await loop.update_weights(file, body.interrupt))
 
     async def abort(request: web.Request) -> web.Response:
@@ -103,13 +118,15 @@ def application(service: Service) -> web.Application:
     async def health(request: web.Request) -> web.Response:
         if loop.failed.done():
             return _error(500, "the engine has stopped", "engine_error")
+        if not knows(token, request):
+            return web.json_response({"status": "ok"})
         version = loop.engine.version
         return web.json_response({"status": "ok", "name": service.name, "model": service.model, "version": version})
 
     async def metrics(request: web.Request) -> web.Response:
         return web.json_response(await loop.metrics())
 
-    app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[guard(token, _refuse), _errors], client_max_size=MAX_BODY)
     app.add_routes(
         [
             web.post("/generate", generate),
@@ -126,13 +143,21 @@ def application(service: Service) -> web.Application:
 
 
 async def run(options: EngineOptions, sock: socket.socket) -> None:
-    """Serve on a bound socket until SIGTERM or SIGINT; an error that ends the engine's thread is raised here."""
+    """Serve on a bound socket until SIGTERM or SIGINT; an error that ends the engine's thread is raised here.
+
+    Raises:
+        UserError: the model cannot be opened, or others than this machine can reach the socket and there is no token.
+    """
+    token = take_token(sock)
     engine = await asyncio.to_thread(open_engine, options)
     sys.setswitchinterval(SWITCH_INTERVAL)
     loop = EngineLoop(engine)
     loop.start()
-    service = Service(loop, engine.tokenizer, options.name, options.model, context_of(engine.runner.model))
-    runner = web.AppRunner(application(service), handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+    weights = [Path(options.weights)] if options.weights is not None else []
+    service = Service(loop, engine.tokenizer, options.name, options.model, context_of(engine.runner.model), weights)
+    runner = web.AppRunner(
+        application(service, token), handler_cancellation=True, access_log=None, shutdown_timeout=0.2
+    )
     await runner.setup()
     await web.SockSite(runner, sock, backlog=1024).start()
     host, port = sock.getsockname()[:2]
@@ -152,27 +177,12 @@ async def run(options: EngineOptions, sock: socket.socket) -> None:
         loop.failed.result()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        UserError: the port is in use, or the address cannot be bound.
-    """
-    try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(
-                f"port {port} on {host} is in use by another process: choose another with --port"
-            ) from error
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-
-
 def serve(options: EngineOptions, host: str, port: int) -> NoReturn:
     """Serve a model until interrupted, and end this process with that.
 
     Raises:
-        UserError: the port is in use. (A model that cannot be opened ends the process with one line, too.)
+        UserError: the port is in use. (A model that cannot be opened, or a token that is missing, ends the process with
+            one line, too.)
     """
     with bind(host, port) as sock:
         leave_after_running(run(options, sock))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,13 +22,14 @@ DEFAULT_CONTEXT = 32768  # of a model whose configuration does not say
 
 @dataclass(slots=True)
 class Service:
-    """One served model."""
+    """One served model; `weights` are the directories that new ones may be read from."""
 
     loop: EngineLoop
     tokenizer: Any
     name: str
     model: str
     context: int
+    weights: Sequence[Path] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -143,7 +143,7 @@ async def _run(
         engine = await start_engine("engine", settings.model, rollout, logs / "engine.log", threads=threads)
         stack.push_async_callback(engine.stop)
         client = await stack.enter_async_context(
-            EngineClient("engine", engine.url, rollout.request_timeout, rollout.update_timeout)
+            EngineClient("engine", engine.url, rollout.request_timeout, rollout.update_timeout, engine.token)
         )
         evaluating = asyncio.create_task(
             evaluate(

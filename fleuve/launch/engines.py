@@ -17,8 +17,9 @@ async def start_engine(
     *,
     threads: int,
     cpus: Collection[int] | None = None,
+    weights: Path | None = None,
 ) -> ChildProcess:
-    """An engine that serves `model`, once it answers.
+    """An engine that serves `model`, once it answers. `weights` is the directory that it may read new ones from.
 
     Raises:
         ChildError: it died, or did not answer within `rollout.start_timeout`.
@@ -32,6 +33,7 @@ async def start_engine(
         "kv_cache_tokens": rollout.kv_cache_tokens,
         "prefill_tokens": rollout.prefill_tokens,
         "name": name,
+        "weights": None if weights is None else str(weights),
     }
     return await ChildProcess.start(
         name,

@@ -83,16 +83,19 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
                         logs / f"{name}.log",
                         threads=spot.threads,
                         cpus=spot.cpus,
+                        weights=weights,
                     )
                 )
             )
         children = await _all_or_none(starting)
         stack.push_async_callback(stop_all, children)
-        trainer = await stack.enter_async_context(TrainerClient(children[0].url, settings.trainer.step_timeout))
+        trainer = await stack.enter_async_context(
+            TrainerClient(children[0].url, settings.trainer.step_timeout, children[0].token)
+        )
         request_timeout = rollout.request_timeout + settings.longest_pause
         engines = [
             await stack.enter_async_context(
-                EngineClient(child.name, child.url, request_timeout, rollout.update_timeout)
+                EngineClient(child.name, child.url, request_timeout, rollout.update_timeout, child.token)
             )
             for child in children[1:]
         ]

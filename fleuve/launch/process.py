@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 
 from fleuve.launch.child import CPUS_VARIABLE, SOCKET_VARIABLE, spawn_arguments
+from fleuve.wire.guard import TOKEN_VARIABLE
 
 # Transparent huge pages for malloc, and freed memory kept for reuse: large copies and matrix products run faster.
 _HUGE_PAGES = (
@@ -41,10 +43,19 @@ class ChildError(RuntimeError):
 class ChildProcess:
     """One process of ours: `python -m module '<options as JSON>'`, in its own session, writing to its own log."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path, url: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: asyncio.subprocess.Process,
+        log_path: Path,
+        url: str,
+        token: str | None = None,
+    ) -> None:
         self.name = name
         self.log_path = log_path
         self.url = url
+        self.token = token
+        """What its server wants to be shown (`wire.guard`)."""
         self._process = process
         self._stopping = False
 
@@ -66,7 +77,8 @@ class ChildProcess:
         """Start a child and, if it has a socket, wait until its `GET /health` answers 200.
 
         The socket is bound here and inherited by the child: nobody can take the port in between, and a request sent
-        before the child listens waits instead of being refused. `cpus` None leaves it on all of them.
+        before the child listens waits instead of being refused. `cpus` None leaves it on all of them. Its server gets a
+        token of its own through the environment, which other accounts of this machine cannot read.
 
         Raises:
             ChildError: it died before it answered, or did not answer within `start_timeout` seconds.
@@ -77,8 +89,9 @@ class ChildProcess:
             extra[CPUS_VARIABLE] = ",".join(str(cpu) for cpu in sorted(cpus))
         sock = _bind() if with_socket else None
         url = f"http://127.0.0.1:{sock.getsockname()[1]}" if sock else ""
-        if sock:
-            extra[SOCKET_VARIABLE] = str(sock.fileno())
+        token = secrets.token_urlsafe() if sock else None
+        if sock and token:
+            extra |= {SOCKET_VARIABLE: str(sock.fileno()), TOKEN_VARIABLE: token}
         try:
             with log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
@@ -91,7 +104,7 @@ class ChildProcess:
                     stderr=log,
                     **spawn_arguments(extra, pass_fds=[sock.fileno()] if sock else []),
                 )
-            child = cls(name, process, log_path, url)
+            child = cls(name, process, log_path, url, token)
             try:
                 if sock:
                     await child._wait_until_healthy(start_timeout)

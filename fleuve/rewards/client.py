@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -16,6 +15,7 @@ from fleuve.rewards.tally import Tally
 from fleuve.rewards.weighted import names
 from fleuve.rewards.wire import MSGPACK, TOKEN_VARIABLE, Health, ScoreRequest
 from fleuve.types import Prompt, Verdict, decode, encode
+from fleuve.wire.guard import bearer, find_token
 
 CONNECT_SECONDS = 10.0
 _PAUSES = (0.1, 0.5, 2.0, 5.0)
@@ -45,9 +45,8 @@ class RemoteRewarder:
         Raises:
             UserError: it cannot be reached within `start_timeout`, wants another token, or lacks a verifier.
         """
-        token = os.environ.get(TOKEN_VARIABLE)
         self._session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"} if token else {},
+            headers=bearer(find_token(TOKEN_VARIABLE)),
             connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )

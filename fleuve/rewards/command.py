@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from fleuve.errors import UserError
 from fleuve.rewards.find import check_verifier
 from fleuve.rewards.process import CrashError
 from fleuve.rewards.server import run
+from fleuve.wire.listen import bind
 
 OFFERED = ("math", "exact")
 """Verifiers of every service."""
@@ -38,18 +37,9 @@ def serve_command(host: str, port: int, verifiers: Sequence[str], log: Path | No
     names = tuple(dict.fromkeys([*OFFERED, *verifiers]))
     for name in names:
         check_verifier(name, settings.path)
-    with _bind(host, port) as sock:
+    with bind(host, port) as sock:
         try:
             asyncio.run(run(settings, names, sock, log))
         except CrashError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(1)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), backlog=1024)
-    except OSError as error:
-        taken = "is in use by another process: choose another with --port"
-        why = taken if error.errno == errno.EADDRINUSE else f"cannot be had: {error.strerror or error}"
-        raise UserError(f"port {port} on {host} {why}") from error

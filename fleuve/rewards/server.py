@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,11 +18,10 @@ from fleuve.rewards.pool import RewardPool
 from fleuve.rewards.weighted import names
 from fleuve.rewards.wire import MSGPACK, TOKEN_VARIABLE, Health, ScoreRequest
 from fleuve.types import Prompt, decode, encode
+from fleuve.wire.guard import guard, take_token
 
 MAX_BODY = 64 * 2**20
 """Bytes of one check."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(
@@ -39,12 +36,9 @@ def application(
     # Bodies are read in here only: what waits outside lies in the clients' memory.
     door = Door(settings.queue_size, int(settings.queue_mb * 2**20))
 
-    @web.middleware
-    async def known(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="replace")
-        if token is not None and not hmac.compare_digest(given, f"Bearer {token}".encode()):
-            return web.Response(status=401, text=f"the service wants another token: set {TOKEN_VARIABLE} to it")
-        return await handler(request)
+    def refuse(status: int, why: str) -> web.Response:
+        another = f"the service wants another token: set {TOKEN_VARIABLE} to it"
+        return web.Response(status=status, text=another if status == 401 else why)
 
     async def score(request: web.Request) -> web.Response:
         size = request.content_length
@@ -63,7 +57,7 @@ def application(
                 id=check.id, input_ids=[], text="", answer=check.answer, verifier=check.verifier, row=check.row
             )
             verdict = await pool.score(prompt, check.text)
-        except (msgspec.DecodeError, ValueError, UserError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError, UserError) as error:
             return web.Response(status=400, text=f"this is no check: {error}")
         finally:
             door.leave(size)
@@ -80,7 +74,7 @@ def application(
     async def metrics(request: web.Request) -> web.Response:
         return web.json_response(pool.metrics())
 
-    app = web.Application(middlewares=[known], client_max_size=MAX_BODY)
+    app = web.Application(middlewares=[guard(token, refuse, open_to_all=())], client_max_size=MAX_BODY)
     app.add_routes([web.post("/score", score), web.get("/health", health), web.get("/metrics", metrics)])
     return app
 
@@ -88,24 +82,25 @@ def application(
 async def run(
     settings: RewardSettings, verifiers: Sequence[str], sock: socket.socket, log_path: Path | None = None
 ) -> None:
-    """Serve on a bound socket until SIGTERM or SIGINT. The token is the environment's.
+    """Serve on a bound socket until SIGTERM or SIGINT. The token is the environment's; verifiers do not get to see it.
 
     Raises:
-        UserError: a verifier cannot be loaded.
+        UserError: a verifier cannot be loaded, or others than this machine can reach the socket and there is no token.
         CrashError: a process did not start.
     """
+    token = take_token(sock, TOKEN_VARIABLE)
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with RewardPool(settings, verifiers, log_path) as pool:
-        app = application(pool, settings, verifiers, os.environ.get(TOKEN_VARIABLE))
+        app = application(pool, settings, verifiers, token)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
         try:
             await web.SockSite(runner, sock, backlog=1024).start()
             host, port = sock.getsockname()[:2]
-            who = "who knows the token" if os.environ.get(TOKEN_VARIABLE) else "everyone who can reach it"
+            who = "everyone on this machine" if token is None else "who knows the token"
             what = f"{_list(verifiers)} in {settings.workers} processes, for {who}"
             print(f"rewards: scoring {what}, on http://{host}:{port}", flush=True)
             await ended.wait()

@@ -21,6 +21,7 @@ from fleuve.types import (
     decode,
     encode,
 )
+from fleuve.wire.guard import bearer
 
 T = TypeVar("T")
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
@@ -35,17 +36,20 @@ class _Health(msgspec.Struct):
 class EngineClient:
     """Implements `contracts.RolloutEngine`; calls have deadlines, and fail with a RolloutError naming the worker."""
 
-    def __init__(self, name: str, url: str, request_timeout: float, update_timeout: float) -> None:
+    def __init__(
+        self, name: str, url: str, request_timeout: float, update_timeout: float, token: str | None = None
+    ) -> None:
         self.name = name
         self._url = url
         self._request_timeout = request_timeout
         self._update_timeout = update_timeout
+        self._token = token
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
         # As many connections as there are answers in flight: a request that waited here for a connection would be
         # invisible to the engine's scheduler.
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=bearer(self._token))
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from fleuve.contracts import TrainerError
 from fleuve.errors import UserError
 from fleuve.types import Batch, StepResult, WeightFile, decode, encode
+from fleuve.wire.guard import bearer
 
 T = TypeVar("T")
 
@@ -23,19 +24,20 @@ INTERRUPT_TIMEOUT = 10.0
 
 
 class TrainerClient:
-    """An asynchronous context manager: `async with TrainerClient(url, step_timeout) as trainer`.
+    """An asynchronous context manager: `async with TrainerClient(url, step_timeout, token) as trainer`.
 
     Every call ends within `timeout` seconds, or raises a TrainerError that names what it waited for.
     """
 
-    def __init__(self, url: str, timeout: float) -> None:
+    def __init__(self, url: str, timeout: float, token: str | None = None) -> None:
         self._url = url.rstrip("/")
         self._timeout = timeout
+        self._token = token
         self._session: aiohttp.ClientSession | None = None
         self._step: str | None = None  # the id of the one in progress
 
     async def __aenter__(self) -> TrainerClient:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None), headers=bearer(self._token))
         return self
 
     async def __aexit__(
@@ -80,7 +82,7 @@ class TrainerClient:
         Raises:
             TrainerError: the disk is full, or whatever the system says; one line with the path.
         """
-        await self._post(f"save to {path}", "/save", json.dumps({"path": str(path)}).encode())
+        await self._post(f"save to {path}", "/save", _place(path))
 
     async def load(self, path: Path) -> None:
         """Continue from a checkpoint directory.
@@ -88,7 +90,7 @@ class TrainerClient:
         Raises:
             UserError: it is none, or another model's.
         """
-        await self._post(f"load from {path}", "/load", json.dumps({"path": str(path)}).encode())
+        await self._post(f"load from {path}", "/load", _place(path))
 
     async def health(self) -> dict[str, Any]:
         """The trainer's name, version, and what it is busy with."""
@@ -119,6 +121,11 @@ class TrainerClient:
             return decode(answer, kind)
         except msgspec.DecodeError as error:
             raise TrainerError(f"trainer at {self._url}: cannot read its answer to {what}: {error}") from error
+
+
+def _place(path: Path) -> bytes:
+    """The body that names a checkpoint: relative paths are those of this process."""
+    return json.dumps({"path": str(path.absolute())}).encode()
 
 
 def _error(answer: bytes, where: str) -> Exception:

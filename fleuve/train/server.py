@@ -7,6 +7,8 @@ and `/interrupt` in the middle of a step.
     POST /publish   {served} → WeightFile         GET  /health        {name, version, busy}
     POST /interrupt {id} → {}
 
+Who may ask is `wire.guard`'s to say; checkpoints are written and read in the directories named at the start alone.
+
 An interruption names the step that it ends by the id that the client gave it. So it counts even if it overtakes the
 batch on its way here, and one that comes too late touches no later step.
 """
@@ -16,16 +18,19 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from fleuve.errors import UserError
 from fleuve.train.trainer import Trainer
 from fleuve.types import Batch, StepResult, decode, encode
+from fleuve.wire.confine import OutsideError, confined
+from fleuve.wire.guard import guard, knows
 
 NAME = "trainer"
 MAX_BODY = 8 << 30
@@ -38,10 +43,31 @@ T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class TrainerServer:
-    """Routes requests to `make_trainer()`'s trainer, which is made in the thread that then does all its work."""
+class _Publish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    served: int | None = None
 
-    def __init__(self, make_trainer: Callable[[], Trainer]) -> None:
+
+class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: str
+
+
+class _Interrupt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+
+
+class TrainerServer:
+    """Routes requests to `make_trainer()`'s trainer, which is made in the thread that then does all its work.
+
+    Args:
+        directories: checkpoints are written and read in these, and nowhere else.
+        token: what a request has to show; see `wire.guard`.
+    """
+
+    def __init__(
+        self, make_trainer: Callable[[], Trainer], directories: Sequence[Path] = (), token: str | None = None
+    ) -> None:
+        self._directories = directories
+        self._token = token
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._trainer: Trainer = self._executor.submit(make_trainer).result()
         self._busy = ""
@@ -58,7 +84,7 @@ class TrainerServer:
 
     def app(self) -> web.Application:
         """The application to serve."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[guard(self._token, _refuse), _errors])
         app.add_routes(
             [
                 web.post("/step", self._step),
@@ -89,26 +115,28 @@ class TrainerServer:
         return _packed(await self._run("step", work))
 
     async def _publish(self, request: web.Request) -> web.Response:
-        served = (await request.json())["served"]
+        served = (await _read(request, _Publish)).served
         return _packed(await self._run("publish", lambda: self._trainer.publish(served)))
 
     async def _save(self, request: web.Request) -> web.Response:
-        path = Path((await request.json())["path"])
+        path = confined((await _read(request, _Place)).path, self._directories)
         await self._run("save", lambda: self._trainer.save(path))
         return web.json_response({"version": self._trainer.version})
 
     async def _load(self, request: web.Request) -> web.Response:
-        path = Path((await request.json())["path"])
+        path = confined((await _read(request, _Place)).path, self._directories)
         await self._run("load", lambda: self._trainer.load(path))
         return web.json_response({"version": self._trainer.version})
 
     async def _interrupt(self, request: web.Request) -> web.Response:
-        self._interrupted = (await request.json())["id"]
+        self._interrupted = (await _read(request, _Interrupt)).id
         if self._interrupted == self._stepping:
             self._trainer.interrupted.set()
         return web.json_response({})
 
-    async def _health(self, _: web.Request) -> web.Response:
+    async def _health(self, request: web.Request) -> web.Response:
+        if not knows(self._token, request):
+            return web.json_response({})
         return web.json_response({"name": NAME, "version": self._trainer.version, "busy": self._busy})
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
@@ -125,11 +153,16 @@ class TrainerServer:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What a handler raises, as status 500: a line of reason, and for what may be our fault the traceback too."""
+    """What a handler raises, a line of reason: as status 400 or 403 for what the client can mend, else as 500, with the
+    traceback too for what may be our fault."""
     try:
         return await handler(request)
     except web.HTTPException:
         raise
+    except msgspec.DecodeError as error:
+        return _refuse(400, f"{request.path}: {error}")
+    except OutsideError as error:
+        return _refuse(403, f"{request.path}: {error}")
     except Exception as error:
         text = traceback.format_exc()
         print(f"{request.path} failed:\n{text}", file=sys.stderr, flush=True)
@@ -137,6 +170,15 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not isinstance(error, UserError | OSError):
             answer["traceback"] = text
         return web.json_response(answer, status=500)
+
+
+def _refuse(status: int, why: str) -> web.Response:
+    return web.json_response({"error": why, "kind": "RequestError"}, status=status)
+
+
+async def _read(request: web.Request, kind: type[T]) -> T:
+    """A small body, as JSON."""
+    return msgspec.json.decode(await request.read(), type=kind)
 
 
 def _packed(value: Any) -> web.Response:

@@ -28,8 +28,8 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def client(model_dir: Path) -> AsyncIterator[Client]:
-    async with serving(model_dir) as client:
+async def client(model_dir: Path, tmp_path: Path) -> AsyncIterator[Client]:
+    async with serving(model_dir, weights=tmp_path.parent) as client:
         yield client
 
 

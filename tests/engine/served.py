@@ -14,10 +14,11 @@ from tiny_engine import tiny_model
 
 from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
-from fleuve.engine.server import application, bind
+from fleuve.engine.server import application
 from fleuve.engine.service import Service, open_engine
 from fleuve.types import Completion, WeightFile, WeightUpdate, decode, encode
 from fleuve.weights.store import WeightStore
+from fleuve.wire.listen import bind
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 
@@ -55,12 +56,16 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(model_dir: Path, **options: object) -> AsyncIterator[Client]:
+async def serving(
+    model_dir: Path, *, weights: Path | None = None, token: str | None = None, **options: object
+) -> AsyncIterator[Client]:
     engine = open_engine(EngineOptions(model=str(model_dir), **options))
     loop = EngineLoop(engine)
     loop.start()
-    service = Service(loop, engine.tokenizer, "tiny", str(model_dir), 512)
-    runner = web.AppRunner(application(service), handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    service = Service(loop, engine.tokenizer, "tiny", str(model_dir), 512, [weights] if weights else [])
+    runner = web.AppRunner(
+        application(service, token), handler_cancellation=True, access_log=None, shutdown_timeout=0.1
+    )
     await runner.setup()
     with bind("127.0.0.1", 0) as sock:
         await web.SockSite(runner, sock).start()

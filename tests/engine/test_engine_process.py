@@ -18,10 +18,10 @@ from served import MSGPACK
 from tiny_engine import ask, prompt_of, tiny_model
 
 from fleuve.engine.options import EngineOptions
-from fleuve.engine.server import bind
 from fleuve.engine.service import open_engine
 from fleuve.errors import UserError
 from fleuve.types import encode
+from fleuve.wire.listen import bind
 
 
 def test_a_port_in_use_is_one_clear_line() -> None:

@@ -22,6 +22,7 @@ from fleuve.train.client import TrainerClient
 from fleuve.types import Batch, StepResult, decode, encode
 from fleuve.weights.directory import make_directory
 from fleuve.weights.store import read_weights
+from fleuve.wire.guard import bearer
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +40,13 @@ async def _served(
         {
             "settings": settings_for(model, **sections).model_dump(mode="json"),
             "weights_directory": str(make_directory(str(tmp_path / "weights"))),
+            "directories": [str(tmp_path), "/nonexistent", "/dev/null"],
             "threads": 1,
         },
         tmp_path / "trainer.log",
     )
     try:
-        async with TrainerClient(child.url, 60.0) as client:
+        async with TrainerClient(child.url, 60.0, child.token) as client:
             yield client, child
     finally:
         await child.stop()
@@ -84,8 +86,8 @@ async def test_a_failing_step_is_a_trainer_error_with_the_traceback_and_the_trai
     async with _served(model, tmp_path) as (client, _):
         with pytest.raises(TrainerError, match=r"step 8 .*the batch is for version 7(.|\n)*Traceback"):
             await client.step(make_batch(version=7))
-        with pytest.raises(UserError, match=r"^/nonexistent is no checkpoint"):
-            await client.load(Path("/nonexistent"))
+        with pytest.raises(UserError, match=r"^/nonexistent/x is no checkpoint"):
+            await client.load(Path("/nonexistent/x"))
         with pytest.raises(TrainerError, match="OSError: cannot write the checkpoint /dev/null/x") as refused:
             await client.save(Path("/dev/null/x"))
         assert "\n" not in str(refused.value)
@@ -149,7 +151,10 @@ async def test_an_interruption_while_the_batch_is_uploaded_ends_its_step_and_no_
         await go_on.wait()
         yield body[1000:]
 
-    async with _served(model, tmp_path) as (client, child), aiohttp.ClientSession(child.url) as session:
+    async with (
+        _served(model, tmp_path) as (client, child),
+        aiohttp.ClientSession(child.url, headers=bearer(child.token)) as session,
+    ):
 
         async def upload() -> StepResult:
             async with session.post("/step?id=mine", data=slowly()) as response:
@@ -169,7 +174,7 @@ async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_
     model: Path, tmp_path: Path
 ) -> None:
     async with _served(model, tmp_path, control={"batch_size": 400}) as (client, child):
-        async with TrainerClient(child.url, 0.2) as hurried:
+        async with TrainerClient(child.url, 0.2, child.token) as hurried:
             with pytest.raises(TrainerError, match=r"no answer to step 1 \(400 groups\) within 0.2 s"):
                 await hurried.step(_long_batch())
         step = asyncio.create_task(client.step(_long_batch()))
