@@ -90,18 +90,18 @@ class Caretaker:
     async def _start(self, worker: Worker, supervisor: Supervisor) -> None:
         """Starting → resyncing → healthy; or dead."""
         fleet = self._fleet
-        fleet.shown(worker)
+        fleet.settle(worker)
         try:
             engine = await supervisor.start(worker.name)
         except RolloutError as error:
             worker.why = str(error)
             worker.health.lost(fleet.now())
             fleet.note(f"{worker.name} did not start: {error}")
-            fleet.shown(worker)
+            fleet.settle(worker)
             return
         worker.health.started()
         worker.life = life = Life(worker.name, engine, fleet.initial_version)
-        fleet.shown(worker)
+        fleet.settle(worker)
         async with asyncio.TaskGroup() as tasks:
             probing = tasks.create_task(self._keep_probing(worker))
             try:

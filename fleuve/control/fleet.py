@@ -117,7 +117,7 @@ class Fleet:
         worker = self.workers.get(life.name)
         if worker is not None and worker.life is life and worker.health.living:
             worker.health.doubt()
-            self._settle(worker)
+            self.settle(worker)
             self.probe(worker)
 
     def left_on_purpose(self, life: Life) -> bool:
@@ -205,7 +205,7 @@ class Fleet:
         if staying == [worker]:
             raise ValueError(f"{name} is the last worker")
         worker.leaving = True
-        self._settle(worker)
+        self.settle(worker)
         if at_once and worker.life is not None:
             self.lose(worker.life, "it was removed")
         self.note(f"{name} leaves")
@@ -275,7 +275,7 @@ class Fleet:
         if worker.health.state is Health.DEAD:
             self._bury(worker, life, why)
         elif worker.health.state is not before:
-            self._settle(worker)
+            self.settle(worker)
 
     def lose(self, life: Life, why: str) -> None:
         """Give `life` up, for certain; nothing happens if it was already."""
@@ -292,25 +292,25 @@ class Fleet:
         life.end(why)
         if not worker.leaving:
             self.note(f"{worker.name} is given up ({why}); {answers} answers go to other workers")
-        self._settle(worker)
+        self.settle(worker)
 
     def join(self, worker: Worker, life: Life) -> None:
         """`life`, which has the newest weights now, serves as `worker` from here on."""
         worker.health.synced(self.now())
         self.note(f"{worker.name} serves, with version {life.version}")
-        self._settle(worker)
+        self.settle(worker)
 
-    def _settle(self, worker: Worker) -> None:
+    def settle(self, worker: Worker) -> None:
         """Have routing, view and waiters see the state that `worker` is in."""
         if worker.life is not None:
             if worker.health.state is Health.HEALTHY and not worker.leaving:
                 self.router.join(worker.life)
             else:
                 self.router.hold_back(worker.life)
-        self.shown(worker)
+        self._show(worker)
         self.changed.notify()
 
-    def shown(self, worker: Worker) -> None:
+    def _show(self, worker: Worker) -> None:
         """Tell the observer how `worker` is."""
         if self._observer is not None:
             self._observer.activity(worker.name, "leaving" if worker.leaving else worker.health.state.value)

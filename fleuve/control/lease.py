@@ -50,6 +50,8 @@ class Lease:
                 sent = msgspec.structs.replace(request, request_id=f"{request.request_id}~{attempt}")
             else:
                 self._unfinished -= 1
+                if completion.request_id == sent.request_id:
+                    completion.request_id = request.request_id
                 return completion
 
     def release(self) -> None:

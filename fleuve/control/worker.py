@@ -56,7 +56,8 @@ class Life:
         """One answer of the engine; raises as `call` does, and a RolloutError if it is the reply to another request."""
         completion = await self.call(lambda engine: engine.generate(request))
         if completion.request_id != request.request_id:
-            raise RolloutError(f"{self.name}: {request.request_id} was answered by the reply to {completion.request_id}")
+            asked, got = request.request_id, completion.request_id
+            raise RolloutError(f"{self.name}: {asked} was answered by the reply to {got}")
         return completion
 
     @property

@@ -242,6 +242,8 @@ class World:
         interrupt: str = "recompute",
         algorithm: dict[str, object] | None = None,
         source: PromptSource | None = None,
+        fleet: Fleet | None = None,
+        engines: list[Engine] | None = None,
     ) -> None:
         rng = random.Random(seed)
         self.settings = Settings.model_validate(
@@ -264,8 +266,8 @@ class World:
                 "evaluate": {"every": evaluate_every},
             }
         )
-        self.engines = [Engine(random.Random(rng.random()), length, update_seconds) for _ in range(workers)]
-        self.fleet = Fleet(self.engines, seed)
+        self.engines = engines or [Engine(random.Random(rng.random()), length, update_seconds) for _ in range(workers)]
+        self.fleet = fleet or Fleet(self.engines, seed)
         self.trainer = Trainer(random.Random(rng.random()), train_seconds, self.engines)
         self.source = source or Source()
         self.observer = Notes()
