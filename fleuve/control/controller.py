@@ -29,6 +29,7 @@ from fleuve.contracts import (
     Workflow,
 )
 from fleuve.control.batching import next_batch
+from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures
 from fleuve.control.fleet import Fleet
@@ -40,10 +41,7 @@ from fleuve.control.saving import Saving
 from fleuve.control.signal import Signal
 from fleuve.control.verdicts import exclude_nonfinite
 from fleuve.control.wave import Waves
-from fleuve.types import Batch, Group, Prompt, StepResult, WeightFile
-
-Evaluation = Callable[[int], Awaitable[dict[str, float]]]
-"""Evaluates the version that the fleet serves; metrics by name."""
+from fleuve.types import Batch, Group, Prompt, StepResult
 
 Checkpoint = Callable[[int], Awaitable[None]]
 """Saves the run as of a version."""
@@ -76,7 +74,6 @@ class Controller:
         self._fleet = fleet
         self._trainer = trainer
         self._observer = observer
-        self._evaluate = evaluate
         self._checkpoint = checkpoint
         self._journal = journal or NoJournal()
         self._saving = Saving(settings.checkpoint)
@@ -87,14 +84,14 @@ class Controller:
         self._prompts: dict[int, Prompt] = {}
         self._ready: dict[int, Group] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._newest: WeightFile | None = None
-        self._evaluated_version = self._reported_evaluation = past.evaluated
+        self._reported_evaluation = past.evaluated
         self._stopping = False
-        self._delivering = False  # an evaluation or a delivery is using the workers
-        self._paused = False  # colocated: the trainer has the machine
         self._failures = Failures()
         self._dynamic_sampling = DynamicSampling(settings.control.batch_size)
         self._reporter = Reporter(observer, self.gate)
+        self._delivery = Delivery(
+            settings, self.gate, fleet, observer, self._reporter, self._signal, evaluate, past.evaluated
+        )
         self._last_step_at = 0.0
         self._take_over(past)
 
@@ -122,8 +119,8 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             loops = [
                 tasks.create_task(self._admit(tasks)),
-                tasks.create_task(self._deliver()),
-                tasks.create_task(self._watch()),
+                tasks.create_task(self._delivery.run()),
+                tasks.create_task(self._reporter.watch(self._fleet)),
                 tasks.create_task(self._fleet.tend()),
             ]
             await self._train()
@@ -182,9 +179,8 @@ class Controller:
         and nothing else is asked of the workers."""
         if self._stopping:
             return False
-        if self._waves is not None and (
-            self._running or self._delivering or self._paused or self._evaluation_due() or self._undelivered()
-        ):
+        delivery = self._delivery
+        if self._waves is not None and (self._running or delivery.busy or delivery.held or delivery.due):
             return False
         return self._room()
 
@@ -343,8 +339,7 @@ class Controller:
         if weights is None:
             return
         published = self._now()
-        self._newest = weights
-        self._signal.notify()
+        self._delivery.offer(weights)
         self._observer.span("trainer", "wait for batch", waiting_since, started)
         self._observer.span("trainer", f"step {self.version}", started, stepped, groups=len(result.trained))
         self._observer.span("trainer", "publish", stepped, published)
@@ -356,9 +351,9 @@ class Controller:
         self._last_step_at = published
         if self.version == self._settings.steps:
             # The last step is reported once its weights are served and evaluated.
-            await self._signal.until(lambda: self._stopping or self._settled())
+            await self._signal.until(lambda: self._stopping or self._delivery.settled(self.version))
         self._reporter.step(batch, result, times)
-        if (evaluated := self._evaluated_version) is not None and evaluated != self._reported_evaluation:
+        if (evaluated := self._delivery.evaluated) is not None and evaluated != self._reported_evaluation:
             self._journal.write(Evaluated(version=evaluated))
             self._reported_evaluation = evaluated
         if self._saving.due(self.version, self._now()):
@@ -366,14 +361,14 @@ class Controller:
 
     async def _pause(self) -> None:
         """The machine is the trainer's. A delivery under way ends first: answers that it waits for could not end."""
-        await self._signal.until(lambda: not self._delivering)
-        self._paused = True
+        await self._signal.until(lambda: not self._delivery.busy)
+        self._delivery.held = True
         await self._fleet.pause()
 
     async def _resume(self) -> None:
         """The machine is the workers'."""
         await self._fleet.resume()
-        self._paused = False
+        self._delivery.held = False
         self._signal.notify()
 
     async def _train_batch(self, batch: Batch) -> StepResult:
@@ -407,75 +402,6 @@ class Controller:
             self.gate.end_step(result.trained, result.version)
             for group in result.trained:
                 del self._prompts[group]
-
-    # --- deliver ----------------------------------------------------------------------------------------------------
-
-    async def _deliver(self) -> None:
-        """Bring the newest version to the fleet; a newer one supersedes an older. An evaluation runs between two
-        deliveries, and so sees a single version."""
-        while True:
-            await self._signal.until(
-                lambda: not self._paused and (self._evaluation_due() or self._undelivered() is not None)
-            )
-            self._delivering = True
-            if self._evaluation_due():
-                await self._run_evaluation()
-            if (weights := self._undelivered()) is not None:
-                await self._deliver_weights(weights)
-            self._delivering = False
-            self._signal.notify()
-
-    async def _deliver_weights(self, weights: WeightFile) -> None:
-        started = self._now()
-        self._observer.activity("workers", f"taking version {weights.version}")
-        interrupted = await self._fleet.update(weights, self._settings.rollout.interrupt)
-        self.gate.serve(weights.version)
-        seconds = self._now() - started
-        self._reporter.latest["time/weight_sync"] = seconds
-        self._observer.activity("workers", f"generating with version {weights.version}")
-        self._observer.span(
-            "weights", f"version {weights.version}", started, started + seconds, interrupted=interrupted
-        )
-
-    def _undelivered(self) -> WeightFile | None:
-        newest = self._newest
-        return newest if newest is not None and newest.version > self._fleet.served_version else None
-
-    def _evaluation_due(self) -> bool:
-        """At the first version, every `evaluate.every` steps, and at the last."""
-        every, served = self._settings.evaluate.every, self._fleet.served_version
-        if self._evaluate is None or not every:
-            return False
-        last = self._evaluated_version
-        return last is None or served - last >= every or (served == self._settings.steps and last != served)
-
-    async def _run_evaluation(self) -> None:
-        assert self._evaluate is not None
-        served = self._fleet.served_version
-        metrics = await self._evaluate(served)
-        self._evaluated_version = served
-        self._reporter.once = metrics
-        shown = ", ".join(f"{name} {value:.3f}" for name, value in sorted(metrics.items()))
-        self._observer.note(f"evaluation of version {served}: {shown}")
-
-    def _settled(self) -> bool:
-        """The last version is served and evaluated."""
-        return self._fleet.served_version == self.version and not self._evaluation_due()
-
-    # --- watch ------------------------------------------------------------------------------------------------------
-
-    async def _watch(self) -> None:
-        """The workers' counters and the gate's, once a second."""
-        before = 0.0
-        while True:
-            counters = await self._fleet.metrics()
-            now, generated = self._now(), counters["tokens_generated"]
-            self._reporter.latest["tokens/generated"] = generated
-            self._observer.count("throughput/generated_tokens_per_second", generated - before, now)
-            self._observer.count("rollout/running", self.gate.count(State.RUNNING), now)
-            self._observer.count("rollout/ready", self.gate.count(State.READY), now)
-            before = generated
-            await asyncio.sleep(1.0)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from fleuve.contracts import Observer
+from fleuve.control.fleet import Fleet
 from fleuve.control.gate import Gate, State
 from fleuve.control.summary import rollout_metrics
 from fleuve.types import Batch, Group, StepResult
@@ -68,3 +70,16 @@ class Reporter:
             "rollout/reward_mean": reward_sum / counts["answers"],
             "rollout/no_signal_fraction": counts["no_signal"] / counts["groups"],
         }
+
+    async def watch(self, fleet: Fleet) -> None:
+        """One of the controller's loops: the workers' counters and the gate's, once a second. Never returns."""
+        before = 0.0
+        while True:
+            counters = await fleet.metrics()
+            now, generated = asyncio.get_running_loop().time(), counters["tokens_generated"]
+            self.latest["tokens/generated"] = generated
+            self._observer.count("throughput/generated_tokens_per_second", generated - before, now)
+            self._observer.count("rollout/running", self._gate.count(State.RUNNING), now)
+            self._observer.count("rollout/ready", self._gate.count(State.READY), now)
+            before = generated
+            await asyncio.sleep(1.0)
