@@ -17,7 +17,7 @@ ASSETS = Path(__file__).parent.parent / "assets"
 FETCHED = {Path("models/smollm2"): "smollm2"}
 """Where `fleuve fetch NAME` puts a model, and its name: a directory that is not there can be made."""
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_WEIGHTS = "*.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 _LOCAL = ("/", "./", "../", "~", "models/", "runs/")
@@ -90,9 +90,9 @@ def _inspect_directory(directory: Path, place: str) -> ModelFacts:
         raise UserError(f"{config_path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise UserError(f"{config_path}: holds no JSON object")
-    if not any(next(directory.glob(pattern), None) for pattern in _WEIGHTS):
-        raise UserError(f"{place}: no weights in it (looked for {', '.join(_WEIGHTS)})")
     check_weights(directory)
+    if next(directory.glob(_WEIGHTS), None) is None:
+        raise UserError(f"{place}: no weights in it (looked for {_WEIGHTS})")
     tokenizer = next((directory / name for name in _TOKENIZERS if (directory / name).exists()), None)
     if tokenizer is None:
         raise UserError(f"{place}: no tokenizer in it (looked for {', '.join(_TOKENIZERS)})")
@@ -119,5 +119,5 @@ def _hub_snapshot(name: str) -> Path | None:
     except OSError:
         return None
     snapshot = repository / "snapshots" / revision
-    complete = (snapshot / "config.json").exists() and any(next(snapshot.glob(p), None) for p in _WEIGHTS)
+    complete = (snapshot / "config.json").exists() and next(snapshot.glob(_WEIGHTS), None) is not None
     return snapshot if complete else None

@@ -1,4 +1,4 @@
-"""Are a model's safetensors files whole? Only their headers and sizes are read, so it costs nothing."""
+"""Are a model's weights safetensors, and whole? Only headers and sizes are read, so it costs nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,35 @@ _LENGTH = 8
 _LONGEST_HEADER = 100 * 1024 * 1024
 
 
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+
+def refuse_pickle(directory: Path) -> None:
+    """A pickle runs what it likes when it is opened, so no weights are read from one; nor is an adapter taken for a
+    model: it may name any other as its base.
+
+    Raises:
+        UserError: `directory` holds weights only as pickles, or an adapter.
+    """
+    if (directory / "adapter_config.json").exists():
+        raise UserError(f"{directory} is an adapter, not a model: merge it into its base model and save that")
+    if next(directory.glob("*.safetensors"), None) is None:
+        pickles = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
+        if pickles:
+            raise UserError(
+                f"{directory / pickles[0]}: a pickle, which can run any program when it is opened, so it is not; save "
+                "the model's weights as safetensors"
+            )
+
+
 def check_weights(directory: Path) -> None:
     """Look at every safetensors file of a model directory, and at those that its index names.
 
     Raises:
-        UserError: a shard is missing, or a file is shorter or longer than its header says, or has no header.
+        UserError: a shard is missing, or a file is shorter or longer than its header says, or has no header; or see
+            `refuse_pickle`.
     """
+    refuse_pickle(directory)
     if not (directory / "model.safetensors").exists():
         _check_index(directory / INDEX)
     for path in sorted(directory.glob("*.safetensors")):

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from fleuve.config.models import resolve_model
+from fleuve.config.weight_files import refuse_pickle
 from fleuve.errors import UserError
 from fleuve.modeling.attention import NAME
 
@@ -32,7 +33,8 @@ def pick_device(wish: str) -> str:
 
 
 def load_model(path: str, dtype: torch.dtype, device: str = "cpu") -> torch.nn.Module:
-    """The decoder in evaluation mode, its attention routed to `fleuve_attention` (see `modeling.attention`).
+    """The decoder in evaluation mode, its attention routed to `fleuve_attention` (see `modeling.attention`). Opening it
+    runs no code of the directory's: its weights are safetensors, its architecture one that transformers knows.
 
     Raises:
         UserError: there is no model in `path`, a file of it cannot be read, or its weights are not all that its
@@ -43,7 +45,13 @@ def load_model(path: str, dtype: torch.dtype, device: str = "cpu") -> torch.nn.M
     try:
         with _quiet():
             model, info = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, attn_implementation=NAME, ignore_mismatched_sizes=True, output_loading_info=True
+                source,
+                dtype=dtype,
+                attn_implementation=NAME,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
             )
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -70,7 +78,9 @@ def build_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> t
 
 
 def _check_files(directory: Path) -> None:
-    """Read the header of every weight file, which also says how long the file must be; a broken one is named."""
+    """Read the header of every weight file, which also says how long the file must be; a broken one is named, a pickle
+    refused."""
+    refuse_pickle(directory)
     for file in sorted(directory.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt"):

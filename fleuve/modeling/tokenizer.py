@@ -42,7 +42,7 @@ def _load(directory: Path) -> Any:
         return PreTrainedTokenizerFast.from_pretrained(directory)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(directory))
+    return AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
 
 
 def answer_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

@@ -71,7 +71,7 @@ def test_it_is_where_fetching_puts_it() -> None:
     ("missing", "what"),
     [
         ("config.json", "model.path = tiny: no config.json in it, so it is not a model directory"),
-        ("model.safetensors", "model.path = tiny: no weights in it (looked for *.safetensors, pytorch_model*.bin)"),
+        ("model.safetensors", "model.path = tiny: no weights in it (looked for *.safetensors)"),
         (
             "tokenizer.json",
             "model.path = tiny: no tokenizer in it "

@@ -63,12 +63,13 @@ def _configure(**fields: object) -> Callable[[Path], None]:
         pytest.param(lambda d: (d / WEIGHTS).write_bytes(b"\x02\0\0\0\0\0\0\0{}"), "is missing", id="no tensors"),
         pytest.param(_make_directory, WEIGHTS, id="a directory"),
         pytest.param(lambda d: (d / WEIGHTS).unlink(), "", id="absent"),
-        pytest.param(_pickle(b""), "", id="empty pickle"),
-        pytest.param(_pickle(b"no pickle"), "", id="broken pickle"),
+        pytest.param(_pickle(b""), "pytorch_model.bin: a pickle", id="empty pickle"),
+        pytest.param(_pickle(b"no pickle"), "pytorch_model.bin: a pickle", id="broken pickle"),
         pytest.param(lambda d: (d / "config.json").write_text("{"), "", id="broken config"),
         pytest.param(lambda d: (d / "config.json").write_text("[]"), "", id="config is a list"),
         pytest.param(_configure(model_type="nonsense"), "nonsense", id="unknown kind"),
         pytest.param(_configure(hidden_size="x"), "hidden_size", id="config of wrong types"),
+        pytest.param(lambda d: (d / "adapter_config.json").write_text("{}"), "is an adapter", id="an adapter"),
         pytest.param(
             _configure(num_hidden_layers=9, layer_types=["full_attention"] * 9),
             "is missing",
@@ -136,3 +137,65 @@ def test_every_process_that_opens_a_broken_model_says_so_in_one_line_and_exits_w
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert done.stderr.startswith(f"error: {model / WEIGHTS}")
     assert not (tmp_path / "fleuve-weights").exists()
+
+
+class _Bomb:
+    """Pickled, it makes whoever opens it write a file."""
+
+    def __init__(self, crater: Path) -> None:
+        self.crater = crater
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.crater),)
+
+
+CODE = """
+from pathlib import Path
+Path({crater!r}).mkdir()
+from transformers import LlamaConfig as TheirConfig, LlamaForCausalLM as TheirModel
+"""
+
+
+def _bomb(directory: Path, crater: Path) -> None:
+    (directory / WEIGHTS).unlink()
+    torch.save({"model.embed_tokens.weight": _Bomb(crater)}, directory / "pytorch_model.bin")
+
+
+def _bomb_beside_an_index(directory: Path, crater: Path) -> None:
+    _bomb(directory, crater)
+    index = {"weight_map": {"model.embed_tokens.weight": "pytorch_model.bin"}}
+    (directory / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def _bomb_by_name(directory: Path, crater: Path) -> None:
+    """A configuration may name the file of its weights."""
+    torch.save({"model.embed_tokens.weight": _Bomb(crater)}, directory / "adapter_model.bin")
+    _configure(transformers_weights="adapter_model.bin")(directory)
+
+
+def _code(directory: Path, crater: Path) -> None:
+    (directory / "theirs.py").write_text(CODE.format(crater=str(crater)))
+    classes = {"AutoConfig": "theirs.TheirConfig", "AutoModelForCausalLM": "theirs.TheirModel"}
+    _configure(model_type="theirs", auto_map=classes)(directory)
+
+
+@pytest.mark.parametrize("plant", [_bomb, _bomb_beside_an_index, _bomb_by_name, _code])
+def test_opening_a_model_runs_nothing_that_lies_in_its_directory(
+    model: Path, tmp_path: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    crater = tmp_path / "crater"
+    plant(model, crater)
+    with pytest.raises(UserError) as caught:
+        load_model(str(model), torch.float32)
+    assert not crater.exists()
+    assert "\n" not in str(caught.value)
+
+
+def test_opening_a_tokenizer_runs_nothing_that_lies_in_its_directory(model: Path, tmp_path: Path) -> None:
+    crater = tmp_path / "crater"
+    (model / "theirs.py").write_text(CODE.format(crater=str(crater)))
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Theirs", "auto_map": {"AutoTokenizer": ["theirs.Theirs", None]}}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_tokenizer(str(model)).encode("1")  # by tokenizer.json
+    assert not crater.exists()
