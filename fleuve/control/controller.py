@@ -33,7 +33,7 @@ from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures
 from fleuve.control.fleet import Fleet
-from fleuve.control.gate import Gate, State
+from fleuve.control.gate import Gate
 from fleuve.control.journal import Admitted, Dropped, Evaluated, Journal, NoJournal, Record, Step, ready
 from fleuve.control.past import Past, snapshot
 from fleuve.control.reporting import Reporter
