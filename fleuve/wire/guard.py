@@ -19,7 +19,6 @@ import stat
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -111,7 +110,7 @@ def guard(token: str | None, refuse: Refuse, open_to_all: Collection[str] = ("/h
 def _foreign(request: web.Request) -> str:
     """Why this is the request of another site's page; empty if it is not. Only browsers send these headers."""
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         return f"a page of {origin!r} may not use this server"
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         return "another site's page may not use this server"
