@@ -126,8 +126,8 @@ def evaluate(
     """Measure MODEL on DATA: accuracy and pass@k.
 
     Flags come after DATA: --samples N (answers to each problem), --temperature T (0 is greedy), --limit N
-    (problems), --seed N, --output FILE (where every answer goes), and the settings of data, rollout and reward, such
-    as --rollout.max_new_tokens 512 or --data.prompt_field question.
+    (problems), --seed N, --output FILE (where every answer goes), --by FIELD (the numbers for each of its values too),
+    and the settings of data, rollout and reward, such as --rollout.max_new_tokens 512 or --data.prompt_field question.
     """
     flags = _flags(context, model, data)
     from fleuve.evaluate.command import eval_settings, run_eval, table
@@ -143,6 +143,10 @@ def evaluate(
     except (ChildError, CrashError, RolloutError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        where = f"; the answers scored so far are in {settings.output}" if settings.output else ""
+        print(f"interrupted{where}", file=sys.stderr)
+        sys.exit(130)
     print(table(result, settings))
 
 

@@ -6,12 +6,12 @@ import heapq
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.settings import DataSettings
 from fleuve.data.open import PROCEDURAL, read_rows
-from fleuve.data.render import prompt_ids, prompt_text
+from fleuve.data.render import prompt_ids, prompt_text, question, row_verifier
 from fleuve.data.rows import Row
 
 SECONDS = 0.5
@@ -25,13 +25,17 @@ LONGEST = 64
 @dataclass(frozen=True)
 class DataFacts:
     """`rows` were looked at (`complete`: all there are; `endless`: there is no end of them). `longest` is the longest
-    prompt in tokens, and `where` it is; None if the tokenizer cannot be read without transformers."""
+    prompt in tokens, and `where` it is; None if the tokenizer cannot be read without transformers. `verifiers` compare
+    answers to these rows, each with the first row that it does so for; `slowest` is the longest `time_limit` of a row
+    in seconds of CPU time (0: none has one), and where it is."""
 
     rows: int
     complete: bool
     longest: int | None
     where: str
     endless: bool = False
+    verifiers: dict[str, str] = field(default_factory=dict)
+    slowest: tuple[float, str] = (0.0, "")
 
     def __str__(self) -> str:
         """The extent, and plainly what was not looked at."""
@@ -52,38 +56,48 @@ def inspect_data(
         UserError: no such file (names the nearest), empty, a line that is not JSON, a row without a field.
     """
     endless = path.startswith(PROCEDURAL)
-    rows = _Few(read_rows(path, data, completion_field), endless)
-    candidates = heapq.nlargest(LONGEST, rows, key=lambda row: len(row.fields[data.prompt_field]))
+    rows = _Few(read_rows(path, data, completion_field), data, endless)
+    candidates = heapq.nlargest(LONGEST, rows, key=lambda row: len(question(row, data)))
     if tokenizer is None:
-        return DataFacts(rows.count, rows.complete, None, "", endless)
+        return DataFacts(rows.count, rows.complete, None, "", endless, rows.verifiers, rows.slowest)
     longest, where = 0, ""
     for row in candidates:
         length = len(prompt_ids(prompt_text(row, data, tokenizer), data, tokenizer))
         if length > longest:
             longest, where = length, row.where
-    return DataFacts(rows.count, rows.complete, longest, where, endless)
+    return DataFacts(rows.count, rows.complete, longest, where, endless, rows.verifiers, rows.slowest)
 
 
 class _Few:
-    """Rows, as many as there is time for; `count` and `complete` say how many these were."""
+    """Rows, as many as there is time for; `count` and `complete` say how many these were, the rest what they name."""
 
-    def __init__(self, rows: Iterator[Row], endless: bool) -> None:
+    def __init__(self, rows: Iterator[Row], data: DataSettings, endless: bool) -> None:
         self._rows = rows
+        self._data = data
         self._endless = endless
         self.count = 0
         self.complete = False
+        self.verifiers: dict[str, str] = {}
+        self.slowest = (0.0, "")
 
     def __iter__(self) -> Iterator[Row]:
         until = time.monotonic() + SECONDS
         limit = PROCEDURAL_ROWS if self._endless else ROWS
         for row in itertools.islice(self._rows, limit):
-            self.count += 1
+            self._take(row)
             yield row
         if self._endless:
             return
         for row in self._rows:
             if time.monotonic() > until:
                 return
-            self.count += 1
+            self._take(row)
             yield row
         self.complete = True
+
+    def _take(self, row: Row) -> None:
+        self.count += 1
+        self.verifiers.setdefault(row_verifier(row, self._data), row.where)
+        limit = row.fields.get("time_limit")
+        if isinstance(limit, int | float) and limit > self.slowest[0]:
+            self.slowest = (float(limit), row.where)

@@ -9,47 +9,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fleuve.config.accelerator import no_gpu
 from fleuve.config.algorithm_checks import algorithm_notes, algorithm_summary, group_size_problem
 from fleuve.config.data_facts import DataFacts, inspect_data
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
+from fleuve.config.problems import Problems
+from fleuve.config.reward_checks import check_rewards
 from fleuve.config.settings import DataSettings, Settings, SftSettings
 from fleuve.config.side_models import context_problem, inspect_side_model, side_models
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
-from fleuve.rewards.find import check_verifier
-from fleuve.rewards.sandbox.level import choose, describe
-
-
-class Problems:
-    """Collects UserErrors, so that one run of `check` tells them all."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def add(self, line: str) -> None:
-        if line not in self.lines:
-            self.lines.append(line)
-
-    def catch(self, look: Callable[[], Any]) -> Any:
-        """`look()`, or None if it raised a UserError, which is then among the problems."""
-        try:
-            return look()
-        except UserError as error:
-            for line in str(error).splitlines():
-                self.add(line)
-            return None
-
-    def raise_if_any(self) -> None:
-        if self.lines:
-            raise UserError("\n".join(self.lines))
 
 
 def preflight(settings: Settings) -> list[str]:
@@ -72,8 +46,6 @@ def preflight(settings: Settings) -> list[str]:
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
     if settings.evaluate.every and settings.data.eval is None:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
-    problems.catch(lambda: check_verifier(settings.data.verifier, settings.reward.path))
-    sandbox = problems.catch(lambda: sandbox_line(settings))
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
     tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
     train: DataFacts | None = problems.catch(lambda: inspect_data(settings.data.train, settings.data, tokenizer))
@@ -85,24 +57,23 @@ def preflight(settings: Settings) -> list[str]:
         if data is not None:
             for line in length_problems(settings, data, model.context if model else None):
                 problems.add(line)
+    scorers: list[str] | None = problems.catch(lambda: _scorers(settings, [d for d in (train, evaluation) if d]))
     _check_side_models(settings, model, train, problems)
     problems.raise_if_any()
     assert model is not None
     assert train is not None
-    summary = [*_summary(settings, model, train), *([sandbox] if sandbox else [])]
-    return [f"ok: {line}" for line in summary] + [f"note: {n}" for n in _notes(settings)]
+    summary = [f"ok: {line}" for line in _summary(settings, model, train)]
+    return summary + sorted(scorers or [], reverse=True) + [f"note: {n}" for n in _notes(settings)]
 
 
-def sandbox_line(settings: Settings) -> str:
-    """Which walls programs will run behind, where the verifier is `code`; else "".
-
-    Raises:
-        UserError: those that the settings ask for cannot be had here, or are the weakest and not allowed.
-    """
-    if re.search(r"(?<![\w.:`])code(?![\w.:`])", settings.data.verifier) is None:
-        return ""
-    code = settings.reward.code
-    return describe(choose(code.sandbox, code.allow_weak_sandbox))
+def _scorers(settings: Settings, data: list[DataFacts]) -> list[str]:
+    """What will score the answers: `data.verifier`, and whom the rows name."""
+    verifiers = {settings.data.verifier: "data.verifier"}
+    for facts in data:
+        for verifier, where in facts.verifiers.items():
+            verifiers.setdefault(verifier, f"{where}: verifier")
+    slowest = max((facts.slowest for facts in data), default=(0.0, ""))
+    return check_rewards(settings.reward, verifiers, slowest)
 
 
 def preflight_sft(settings: SftSettings) -> list[str]:

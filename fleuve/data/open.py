@@ -12,12 +12,11 @@ from typing import Any, Literal
 from fleuve.config.settings import DataSettings, SftSettings
 from fleuve.data.files import read_file
 from fleuve.data.procedural import rows as procedural_rows
-from fleuve.data.render import VERIFIER_FIELD, make_demonstration, make_prompt, row_verifier
+from fleuve.data.render import make_demonstration, make_prompt, row_verifier
 from fleuve.data.rows import Row, require_fields
 from fleuve.data.source import FilePasses, GeneratedPasses, Passes, RowSource
+from fleuve.data.verified import check_verified
 from fleuve.errors import UserError
-from fleuve.rewards.verifiers import check_name
-from fleuve.rewards.weighted import names as verifier_names
 from fleuve.types import Prompt
 
 PROCEDURAL = "procedural:"
@@ -32,7 +31,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Every row of a file, or the endless rows of a generator; their fields are there and of the right type.
 
-    A row needs a prompt and an answer, or with `completion_field` a prompt and that.
+    A row needs a prompt and what its verifier compares with, or with `completion_field` a prompt and that.
 
     Raises:
         UserError: anything that is wrong with specification, file or row; `file:line` where there is one.
@@ -119,27 +118,9 @@ def _passes(spec: str, data: DataSettings, completion_field: str | None, seed: i
 
 
 def _checked(rows: Iterable[Row], data: DataSettings, completion_field: str | None) -> Iterator[Row]:
-    texts = [data.prompt_field] if completion_field is None else [data.prompt_field, completion_field]
-    values = [data.answer_field] if completion_field is None else []
-    return (_with_known_verifier(require_fields(row, texts, values)) for row in rows)
-
-
-def _with_known_verifier(row: Row) -> Row:
-    """The row itself.
-
-    Raises:
-        UserError: it names a verifier that cannot be one.
-    """
-    named = row.fields.get(VERIFIER_FIELD)
-    if isinstance(named, str):
-        try:
-            for name in verifier_names([named]):
-                check_name(name)
-        except UserError as error:
-            raise UserError(f'{row.where}: field "{VERIFIER_FIELD}": {str(error).partition(": ")[2]}') from None
-    elif named is not None:
-        raise UserError(f'{row.where}: field "{VERIFIER_FIELD}" is no text; it names who compares answers to the row')
-    return row
+    if completion_field is not None:
+        return (require_fields(row, [data.prompt_field, completion_field]) for row in rows)
+    return (check_verified(require_fields(row, [data.prompt_field]), data) for row in rows)
 
 
 def _generate(spec: str, split: Split, seed: str) -> Iterator[Row]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 from fleuve.config.settings import DataSettings
@@ -11,16 +13,36 @@ from fleuve.types import Prompt
 
 VERIFIER_FIELD = "verifier"
 """The field of a row that says who compares answers to it."""
+_PLACE = re.compile(r"\{prompt\}|\{row\.([^{}]+)\}")
+
+
+def question(row: Row, data: DataSettings) -> str:
+    """`data.instruction` with the row's problem in place of `{prompt}`, and its field X in place of `{row.X}`.
+
+    Raises:
+        UserError: the row has no such field.
+    """
+
+    # Not `str.format`: an instruction may well contain other braces, such as \\boxed{}.
+    def fill(place: re.Match[str]) -> str:
+        field = place[1]
+        if field is None:
+            return str(row.fields[data.prompt_field])
+        if field not in row.fields:
+            there = ", ".join(f'"{name}"' for name in row.fields)
+            raise UserError(f'{row.where}: data.instruction asks for {place[0]}: no field "{field}"; it has {there}')
+        return _shown(row.fields[field])
+
+    return _PLACE.sub(fill, data.instruction)
 
 
 def prompt_text(row: Row, data: DataSettings, tokenizer: Any) -> str:
     """The text before the answer.
 
     Raises:
-        UserError: `template = "chat"` and the tokenizer has no chat template.
+        UserError: `template = "chat"` and the tokenizer has no chat template; or see `question`.
     """
-    # Not `str.format`: an instruction may well contain other braces, such as \\boxed{}.
-    content = data.instruction.replace("{prompt}", row.fields[data.prompt_field])
+    content = question(row, data)
     if data.template == "none":
         return f"{data.system_prompt}{content}" if data.system_prompt else content
     if not getattr(tokenizer, "chat_template", None):
@@ -57,7 +79,7 @@ def make_prompt(id: str, row: Row, data: DataSettings, tokenizer: Any) -> Prompt
         id=id,
         input_ids=ids,
         text=text,
-        answer=as_text(row.fields[data.answer_field]),
+        answer=_answer(row, data),
         verifier=row_verifier(row, data),
         row=row.fields,
     )
@@ -69,6 +91,21 @@ def make_demonstration(
     """Token ids of a prompt and of its worked-out completion, without an end-of-sequence token."""
     ids = prompt_ids(prompt_text(row, data, tokenizer), data, tokenizer)
     return ids, _ids(tokenizer, row.fields[completion_field], add_special_tokens=False)
+
+
+def _shown(value: Any) -> str:
+    """A field in a prompt: texts and numbers as they are, a list one item a line."""
+    if isinstance(value, list | tuple):
+        return "\n".join(map(_shown, value))
+    if isinstance(value, str | float):
+        return as_text(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _answer(row: Row, data: DataSettings) -> str:
+    """The reference; "" of a row without one, which is asked for only where the verifier compares with it."""
+    value = row.fields.get(data.answer_field, "")
+    return as_text(value) if isinstance(value, str | int | float) else ""
 
 
 def _ids(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:

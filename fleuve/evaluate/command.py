@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -14,27 +15,31 @@ from pydantic import Field
 from fleuve.config.accelerator import no_gpu
 from fleuve.config.loader import settings_from
 from fleuve.config.models import inspect_model
+from fleuve.config.nearest import did_you_mean, nearest
 from fleuve.config.preflight import cache_row, check_instruction
+from fleuve.config.reward_checks import check_rewards
 from fleuve.config.settings import DataSettings, NonNegative, Positive, RewardSettings, RolloutSettings, Section
 from fleuve.contracts import Rewarder
 from fleuve.data.open import load_prompts
+from fleuve.data.render import VERIFIER_FIELD
 from fleuve.errors import UserError
-from fleuve.evaluate.evaluate import EvaluationResult, evaluate
+from fleuve.evaluate.evaluate import EvaluationResult, evaluate, part_of
 from fleuve.evaluate.in_run import set_name
 from fleuve.launch.engines import start_engine
 from fleuve.launch.placement import available_cpus
 from fleuve.launch.process import ChildProcess
 from fleuve.modeling.tokenizer import answer_decoder
-from fleuve.rewards.find import check_verifier
 from fleuve.rewards.open import open_rewarder
 from fleuve.rollout.client import EngineClient
 from fleuve.rollout.sampling import sampling_params
 from fleuve.types import Prompt
 
+MOST_PARTS = 100
+
 
 class EvalSettings(Section):
     """What `fleuve eval` is asked. The data set is `data.eval`; `limit` None is all of it. `temperature` 0 is greedy;
-    top-p, top-k, stop strings, `max_new_tokens` and the engine's sizes are `rollout`'s."""
+    top-p, top-k, stop strings, `max_new_tokens` and the engine's sizes are `rollout`'s. `by` is a field of the rows."""
 
     model: str
     data: DataSettings
@@ -45,6 +50,7 @@ class EvalSettings(Section):
     limit: Positive | None = None
     seed: NonNegative = 0
     output: str | None = None
+    by: str | None = None
 
 
 def eval_settings(model: str, data: str, values: dict[str, Any], flags: Sequence[str] = ()) -> EvalSettings:
@@ -73,7 +79,6 @@ def run_eval(settings: EvalSettings, progress: Callable[[int, int], None] | None
         ChildError: the engine died or did not start; RolloutError: it failed.
     """
     spec = settings.data.eval or settings.data.train
-    check_verifier(settings.data.verifier, settings.reward.path)
     check_instruction(settings.data)
     if settings.rollout.device == "cuda" and (problem := no_gpu("rollout.device")):
         raise UserError(problem)
@@ -84,7 +89,12 @@ def run_eval(settings: EvalSettings, progress: Callable[[int, int], None] | None
 
     tokenizer = load_tokenizer(settings.model)
     prompts = load_prompts(spec, settings.data, tokenizer, settings.limit, settings.seed)
+    for line in _scorers(prompts, settings):
+        if not line.startswith("ok: "):
+            print(line, file=sys.stderr)
     _check_lengths(prompts, settings, facts.context)
+    if settings.by is not None:
+        _check_parts(prompts, settings.by)
     return asyncio.run(_run(settings, tokenizer, prompts, progress))
 
 
@@ -99,12 +109,50 @@ def table(result: EvaluationResult, settings: EvalSettings) -> str:
     lines += [f"{f'pass@{k}':<12} {value:.3f}" for k, value in result.pass_at.items()]
     lines.append(f"mean length  {result.length_mean:.1f} tokens, {result.truncated:.1%} cut off")
     if result.no_verdict:
-        lines.append(f"no verdict   {result.no_verdict} answers, left out of the above")
+        lines.append(f"no verdict   {result.no_verdict} answers, left out of the above; the first: {result.why}")
+    if result.parts:
+        width = max(map(len, result.parts))
+        lines += [f"  {label:<{width}}  {_part(part)}" for label, part in result.parts.items()]
     return "\n".join(lines)
 
 
+def _part(part: EvaluationResult) -> str:
+    """One line of the breakdown."""
+    words = [f"{part.problems:>6} problems"]
+    if part.accuracy is None:
+        words.append("no answer has a verdict")
+    else:
+        words.append(f"accuracy {part.accuracy:.3f} ({part.low:.3f} to {part.high:.3f})")
+    words += [f"pass@{k} {value:.3f}" for k, value in part.pass_at.items() if k > 1]
+    words += [f"{part.no_verdict} without verdict"] if part.no_verdict else []
+    return "   ".join(words)
+
+
+def _scorers(prompts: Sequence[Prompt], settings: EvalSettings) -> list[str]:
+    """See `check_rewards`, for the verifiers of these problems."""
+    spec = settings.data.eval or settings.data.train
+    verifiers = {p.verifier: f'{spec}: field "{VERIFIER_FIELD}"' for p in prompts if VERIFIER_FIELD in p.row}
+    verifiers |= {p.verifier: "data.verifier" for p in prompts if VERIFIER_FIELD not in p.row}
+    limits = [p.row.get("time_limit") for p in prompts]
+    slowest = max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
+    return check_rewards(settings.reward, verifiers, (slowest, spec))
+
+
+def _check_parts(prompts: Sequence[Prompt], by: str) -> None:
+    """Whether the values of a field are few enough to be told apart in a table."""
+    fields = dict.fromkeys(field for prompt in prompts for field in prompt.row)
+    if by not in fields:
+        match = nearest(by, fields)
+        there = ", ".join(f'"{field}"' for field in fields)
+        raise UserError(f'--by {by}: no row has a field "{by}"; there are {there}{did_you_mean(match)}')
+    if (many := len({part_of(prompt, by) for prompt in prompts})) > MOST_PARTS:
+        raise UserError(f"--by {by}: it has {many} different values, which is no breakdown; the most is {MOST_PARTS}")
+
+
 def _check_writable(path: Path) -> None:
-    """Before anything is sampled: an evaluation may take hours, and its answers are written at the end."""
+    """Before anything is sampled: an evaluation may take hours. What an earlier one has written is not lost to it."""
+    if path.is_file() and path.stat().st_size:
+        raise UserError(f"--output {path}: there are answers in it already; give another name, or remove it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab"):
@@ -156,6 +204,7 @@ async def _run(
                 seed=settings.seed,
                 concurrency=rollout.max_running,
                 output=Path(settings.output) if settings.output else None,
+                by=settings.by,
                 progress=progress,
             )
         )

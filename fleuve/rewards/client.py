@@ -13,7 +13,7 @@ from fleuve.config.settings import RewardSettings
 from fleuve.errors import UserError
 from fleuve.rewards.tally import Tally
 from fleuve.rewards.weighted import names
-from fleuve.rewards.wire import MSGPACK, TOKEN_VARIABLE, Health, ScoreRequest
+from fleuve.rewards.wire import MSGPACK, TOKEN_VARIABLE, Health, ScoreRequest, missing, one_line
 from fleuve.types import Prompt, Verdict, decode, encode
 from fleuve.wire.guard import bearer, find_token
 
@@ -118,9 +118,11 @@ class RemoteRewarder:
         async with self._session.post(f"{self._url}/score", data=body, headers={"Content-Type": MSGPACK}) as response:
             content = await response.read()
             if response.status in _UNAVAILABLE:
-                raise aiohttp.ClientError(f"HTTP {response.status}: {_line(content)}")
+                raise aiohttp.ClientError(f"HTTP {response.status}: {one_line(content)}")
             if response.status != 200:
-                return Verdict(score=None, reason=f"the reward service at {self._url}: {_line(content)}", kind="error")
+                return Verdict(
+                    score=None, reason=f"the reward service at {self._url}: {one_line(content)}", kind="error"
+                )
         return decode(content, Verdict)
 
     def _no_verdict(self, kind: str, reason: str) -> Verdict:
@@ -148,7 +150,7 @@ class RemoteRewarder:
                             if response.status == 200:
                                 there = msgspec.json.decode(await response.read(), type=Health)
                                 break
-                            why = _line(await response.read())
+                            why = one_line(await response.read())
                             if response.status not in _UNAVAILABLE:
                                 raise UserError(f"reward.url = {self._url}: {why}")
                     except (aiohttp.ClientError, OSError) as error:
@@ -160,13 +162,5 @@ class RemoteRewarder:
         except msgspec.DecodeError:
             raise UserError(f"reward.url = {self._url}: what answers there is no reward service") from None
         self._deadline = there.deadline
-        missing = [name for name in self._verifiers if not name.startswith("`") and name not in there.verifiers]
-        if missing:
-            raise UserError(
-                f"reward.url = {self._url}: the service has no verifier {missing[0]!r}, only "
-                f"{', '.join(there.verifiers)}; start it with --verifier {missing[0]}"
-            )
-
-
-def _line(content: bytes) -> str:
-    return " ".join(content.decode(errors="replace").split())[:500]
+        if lacking := missing(self._verifiers, there, self._url):
+            raise UserError(lacking)

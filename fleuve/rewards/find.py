@@ -15,24 +15,24 @@ from fleuve.rewards.verifiers import BUILT_IN, check_name
 from fleuve.rewards.weighted import terms
 
 
-def check_verifier(verifier: str, directory: str | None = None) -> None:
+def check_verifier(verifier: str, directory: str | None = None, place: str = "data.verifier") -> None:
     """Look for every `module:function` in a weighted sum where a verifier process will: the current directory,
-    `directory` (`reward.path`), and Python's own path.
+    `directory` (`reward.path`), and Python's own path. `place` is what named it.
 
     Raises:
         UserError: the name is none, there is no such module, its source cannot be read as Python, or it defines no such
             name at its top level.
     """
     for term in terms(verifier):
-        _check(term.name, directory)
+        _check(term.name, directory, place)
 
 
-def _check(name: str, directory: str | None) -> None:
+def _check(name: str, directory: str | None, named_by: str) -> None:
     check_name(name)
     if name in BUILT_IN or ":" not in name or name.startswith("`"):
         return
     module, _, function = name.partition(":")
-    place = f"data.verifier = {name}"
+    place = f"{named_by} = {name}"
     folders = [os.getcwd(), *([os.path.abspath(directory)] if directory else [])]
     spec = _find(module, [*folders, *sys.path])
     if spec is None:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -31,3 +32,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     verifiers: list[str]
     workers: int
     deadline: float
+
+
+def missing(verifiers: Sequence[str], there: Health, url: str) -> str:
+    """What the service at `url` lacks of these single verifiers, in words; "" if nothing."""
+    lacking = [name for name in verifiers if not name.startswith("`") and name not in there.verifiers]
+    if not lacking:
+        return ""
+    return (
+        f"reward.url = {url}: the service has no verifier {lacking[0]!r}, only {', '.join(there.verifiers)}; "
+        f"start it with --verifier {lacking[0]}"
+    )
+
+
+def one_line(content: bytes) -> str:
+    """What a service said, for a message."""
+    return " ".join(content.decode(errors="replace").split())[:500]

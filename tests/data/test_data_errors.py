@@ -108,3 +108,56 @@ def test_a_chat_template_that_is_not_there() -> None:
     data = DataSettings(train="", template="chat")
     with pytest.raises(UserError, match="no chat template"):
         prompt_text(Row("x:1", {"prompt": "1+1?"}), data, object())
+
+
+class Characters:
+    """A tokenizer: a character is a token."""
+
+    def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
+        return {"input_ids": [ord(c) for c in text]}
+
+
+def write_rows(tmp_path: Path, *rows: bytes) -> DataSettings:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\n".join(rows))
+    return DataSettings(train=str(path), verifier="code")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (b'{"prompt": "p"}', "train.jsonl:2: verifier code: the row has no tests"),
+        (b'{"prompt": "p", "cases": []}', 'train.jsonl:2: verifier code: the row\'s "cases" must be a list'),
+        (b'{"prompt": "p", "tests": ["assert f()"], "time_limit": -1}', '"time_limit" must be a positive number'),
+        (b'{"prompt": "p", "verifier": "math"}', 'train.jsonl:2: no field "answer"'),
+        (b'{"prompt": "p", "verifier": "my.own:score"}', 'train.jsonl:2: no field "answer"'),
+        (b'{"prompt": "p", "verifier": "code + math", "tests": ["assert f()"]}', 'train.jsonl:2: no field "answer"'),
+    ],
+)
+def test_a_row_has_what_its_verifier_needs(tmp_path: Path, row: bytes, message: str) -> None:
+    data = write_rows(tmp_path, b'{"prompt": "p", "tests": ["assert f(1) == 1"]}', row)
+    with pytest.raises(UserError) as caught:
+        list(read_rows(data.train, data))
+    assert message in str(caught.value)
+
+
+def test_only_who_compares_with_an_answer_needs_one(tmp_path: Path) -> None:
+    data = write_rows(
+        tmp_path,
+        b'{"prompt": "p", "cases": [{"input": "1", "output": "1"}]}',
+        b'{"prompt": "p", "tests": ["assert f()"], "verifier": "code + 0.1*`.+`", "answer": null}',
+        b'{"prompt": "p", "answer": "", "verifier": "my.own:score"}',
+    )
+    assert len(list(read_rows(data.train, data))) == 3
+    assert [prompt.answer for prompt in load_prompts(data.train, data, Characters(), None)] == [""] * 3
+
+
+def test_an_instruction_brings_fields_of_the_row_into_the_prompt(tmp_path: Path) -> None:
+    data = write_rows(
+        tmp_path, b'{"prompt": "{row.n} p", "answer": "1", "tests": ["a", "b"], "n": 2.0, "x": {"k": [null]}}'
+    ).model_copy(update={"instruction": r"{prompt}|{row.tests}|{row.n}|{row.x}|{n} \boxed{}"})
+    (prompt,) = load_prompts(data.train, data, Characters(), None)
+    assert prompt.text == '{row.n} p|a\nb|2|{"k": [null]}|{n} \\boxed{}'
+    asks = data.model_copy(update={"instruction": "{prompt} {row.test}"})
+    with pytest.raises(UserError, match=r'train.jsonl:1: data.instruction asks for \{row.test\}: no field "test"'):
+        load_prompts(data.train, asks, Characters(), None)

@@ -1,53 +1,36 @@
 """`fleuve eval` on a tiny random model, with a real engine and real verifiers."""
 
 import json
-import string
 from pathlib import Path
 
 import psutil
 import pytest
-import torch
+from tiny_model import save_tiny_model
 
 from fleuve.errors import UserError
 from fleuve.evaluate.command import eval_settings, run_eval, table
-from fleuve.modeling.char_tokenizer import build_char_tokenizer
-from fleuve.modeling.loading import build_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    tokenizer = build_char_tokenizer(string.digits + string.ascii_letters + "+-*/=;#? .,'$%!\n")
-    torch.manual_seed(0)
-    size = {
-        "model_type": "llama",
-        "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-    }
-    build_model(size).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
+    """Four of mathematics and two of programs."""
     path = tmp_path / "test.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{i}+{i}?", "answer": f"#### {2 * i}"}) + "\n" for i in range(6)))
+    given = [{"question": f"{i}+{i}?", "answer": f"#### {2 * i}"} for i in range(4)]
+    given += [{"question": "f", "tests": ["assert f(1) == 1"], "verifier": "code", "level": i} for i in (1, 2)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in given))
     return path
 
 
 def test_it_samples_scores_and_leaves_nothing_behind(model: Path, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "answers.jsonl"
-    values = {"samples": 4, "temperature": 1.0, "limit": 5, "output": str(output)}
+    values = {"samples": 4, "temperature": 1.0, "limit": 5, "output": str(output), "by": "level"}
     flags = ["--data.prompt_field", "question", "--rollout.max_new_tokens", "12", "--rollout.threads", "1"]
+    flags += ["--reward.deadline", "60"]
     settings = eval_settings(str(model), str(rows), values, flags)
     seen: list[tuple[int, int]] = []
     result = run_eval(settings, progress=lambda done, of: seen.append((done, of)))
@@ -58,7 +41,9 @@ def test_it_samples_scores_and_leaves_nothing_behind(model: Path, rows: Path, tm
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(answers) == 20
     assert len({a["text"] for a in answers}) > 10
-    assert answers[0]["prompt"].endswith("?")
+    assert answers[0]["prompt"].endswith(("?", "f"))
+    assert {answer["verifier"] for answer in answers} == {"math", "code"}
+    assert {"verifier=code", "verifier=math", "level=none"} < set(result.parts)
     assert f"accuracy     {result.accuracy:.3f}" in table(result, settings)
     assert not psutil.Process().children(recursive=True)
 
@@ -76,6 +61,9 @@ def test_what_cannot_be_evaluated_is_said_before_anything_starts(model: Path, ro
         ),
         (str(rows.with_name("tset.jsonl")), fields, "no such file; did you mean"),
         ("procedural:chain", [], "--limit"),
+        (str(rows), [*fields, "--data.verifier", "code"], "test.jsonl:1: verifier code: the row has no tests"),
+        (str(rows), [*fields, "--rollout.max_new_tokens", "9", "--by", "qestion"], "did you mean question?"),
+        (str(rows), [*fields, "--output", str(rows)], "there are answers in it already"),
     ):
         with pytest.raises(UserError) as error:
             run_eval(eval_settings(str(model), data, {}, flags))

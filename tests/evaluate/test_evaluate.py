@@ -144,6 +144,7 @@ async def test_every_answer_is_written_with_its_verdict(tmp_path: Path) -> None:
     path = tmp_path / "out" / "answers.jsonl"
     await run(says(["a", "none"], ["x", "b"]), "a", "b", samples=2, output=path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines.sort(key=lambda r: (r["problem"], r["sample"]))
     assert [(r["problem"], r["sample"], r["text"], r["score"]) for r in lines] == [
         ("eval/0", 0, "a", 1.0),
         ("eval/0", 1, "none", None),
@@ -151,6 +152,56 @@ async def test_every_answer_is_written_with_its_verdict(tmp_path: Path) -> None:
         ("eval/1", 1, "b", 1.0),
     ]
     assert lines[1]["reason"] == "crashed"
+
+
+async def test_what_was_scored_is_there_when_the_evaluation_fails(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    says_a, calls = says(["a"] * 9), 0
+
+    async def generate(request: GenerationRequest) -> Completion:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RolloutError("the engine died")
+        return await says_a(request)
+
+    with pytest.raises(RolloutError, match="the engine died"):
+        await run(generate, "a", samples=9, concurrency=1, output=path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(r["sample"], r["score"]) for r in lines] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
+
+
+async def test_an_answer_is_written_before_the_next_one_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    written: list[int] = []
+    await run(
+        says(["a", "none", "x"]),
+        "a",
+        samples=3,
+        output=path,
+        progress=lambda done, of: written.append(path.read_bytes().count(b"\n")),
+    )
+    assert written == [1, 2, 3]
+
+
+async def test_parts_by_verifier_and_by_a_field() -> None:
+    rows = [
+        Prompt(id=str(i), input_ids=[i], text="?", answer="a", verifier=verifier, row=row)
+        for i, (verifier, row) in enumerate([("exact", {"level": 1}), ("math", {"level": 2}), ("math", {})])
+    ]
+    table = says(["a", "a"], ["a", "x"], ["none", "none"])
+    result = await evaluate(table, Exact(), decode, rows, SamplingParams(max_new_tokens=8), samples=2, by="level")
+    assert {label: (part.problems, part.accuracy, part.no_verdict) for label, part in result.parts.items()} == {
+        "level=1": (1, 1.0, 0),
+        "level=2": (1, 0.5, 0),
+        "level=none": (1, None, 2),
+        "verifier=exact": (1, 1.0, 0),
+        "verifier=math": (2, 0.5, 2),
+    }
+    assert result.why == "crashed"
+    assert result.metrics("set")["eval/set/verifier_math/pass@2"] == 1.0
+    plain = await evaluate(table, Exact(), decode, rows[1:], SamplingParams(max_new_tokens=8), samples=2)
+    assert plain.parts == {}
 
 
 async def test_metrics_are_named_after_the_set() -> None:

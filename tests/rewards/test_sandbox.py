@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from fleuve.config.preflight import sandbox_line
-from fleuve.config.settings import Settings
+from fleuve.config.reward_checks import sandbox_line
+from fleuve.config.settings import RewardSettings
 from fleuve.errors import UserError
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import ROLES, CodeVerifier
@@ -171,14 +171,14 @@ def test_nothing_outlives_the_verifier_process() -> None:
     assert alive == []
 
 
-def settings_with(verifier: str, **code: object) -> Settings:
-    fields = {"run_dir": "R", "model": {"path": "M"}, "data": {"train": "T", "verifier": verifier}}
-    return Settings.model_validate(fields | {"reward": {"code": code}})
+def rewards(**code: object) -> RewardSettings:
+    return RewardSettings.model_validate({"code": code})
 
 
 def test_a_run_says_which_level_is_active() -> None:
-    allowed = settings_with("code", sandbox="limits", allow_weak_sandbox=True)
-    assert sandbox_line(allowed).startswith("sandbox for programs: limits (resource limits alone, the weakest")
-    assert sandbox_line(settings_with("math")) == sandbox_line(settings_with("my.code:check")) == ""
+    allowed = rewards(sandbox="limits", allow_weak_sandbox=True)
+    line = sandbox_line(allowed, ["math", "0.5*code - rewards:long"])
+    assert line.startswith("sandbox for programs: limits (resource limits alone, the weakest")
+    assert sandbox_line(rewards(), ["math"]) == sandbox_line(rewards(), ["my.code:check"]) == ""
     with pytest.raises(UserError, match="allow_weak_sandbox"):
-        sandbox_line(settings_with("code", sandbox="limits"))
+        sandbox_line(rewards(sandbox="limits"), ["code"])
