@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class Hardware:
     name: str
     memory: float
     memory_bandwidth: float
-    peak: dict[str, float]
+    peak: dict[str, float] = field(hash=False)
     link: float
     network: float
     node: int

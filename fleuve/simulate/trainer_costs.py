@@ -90,6 +90,23 @@ class TrainerCosts:
             first = False
         return total
 
+    def least_seconds(self, minibatches: Sequence[Sequence[int]]) -> float:
+        """A bound below `step_seconds` that needs no packing: work as even as if sequences could be cut in pieces."""
+        total = self.costs.step_overhead if self.measured.step is None else self.measured.step
+        first = True
+        for lengths in minibatches:
+            if not len(lengths):
+                continue
+            count = -(-sum(lengths) // (self.layout.ranks * self.token_budget))
+            forwards = self.forward_passes + int(self.proximal and (not first or self.proximal_first))
+            for backward, passes in ((True, 2 if self.critic else 1), (False, forwards)):
+                work = self._arithmetic(lengths, backward) / self.layout.ranks
+                wires = count * self._gathering(backward)
+                total += passes * (max(work, wires) + count * self._micro_batch_overhead)
+            total += self.update_seconds()
+            first = False
+        return total
+
     def micro_batch_seconds(self, lengths: Sequence[int], backward: bool) -> float:
         """One rank's micro-batch: arithmetic, or the gathering of the weights meanwhile where that takes longer."""
         return max(self._arithmetic(lengths, backward), self._gathering(backward)) + self._micro_batch_overhead

@@ -128,6 +128,7 @@ def test_no_step_is_faster_than_perfect_balance(minibatches: list[list[int]], gp
     costs = trainer(gpus)
     work = sum(costs.flops(lengths, backward=True) for lengths in minibatches)
     assert costs.step_seconds(minibatches) >= work / (gpus * PEAK)
+    assert work / (gpus * PEAK) <= costs.least_seconds(minibatches) <= costs.step_seconds(minibatches) * (1 + 1e-9)
 
 
 @given(minibatches=st.lists(sequences, min_size=1, max_size=4), gpus=st.integers(1, 8))
