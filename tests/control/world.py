@@ -14,8 +14,10 @@ import numpy as np
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import PromptSource, RolloutError, Sampler, WorkerLostError
-from fleuve.control.controller import Controller
+from fleuve.control.controller import Checkpoint, Controller
 from fleuve.control.fleet import Fleet
+from fleuve.control.journal import Journal
+from fleuve.control.past import Past
 from fleuve.types import (
     Batch,
     Completion,
@@ -132,7 +134,7 @@ class Workflow:
     async def run(self, engine: Sampler, prompt: Prompt, group: int) -> list[Trajectory]:
         from fleuve.types import SamplingParams
 
-        sampling = SamplingParams(max_new_tokens=9)
+        sampling = SamplingParams(max_new_tokens=1000)
         out = []
         for sample in range(self.group_size):
             request = GenerationRequest(request_id=f"{group}/{sample}", input_ids=prompt.input_ids, sampling=sampling)
@@ -244,6 +246,10 @@ class World:
         source: PromptSource | None = None,
         fleet: Fleet | None = None,
         engines: list[Engine] | None = None,
+        checkpoint_every: int = 0,
+        checkpoint: Checkpoint | None = None,
+        journal: Journal | None = None,
+        past: Past | None = None,
     ) -> None:
         rng = random.Random(seed)
         self.settings = Settings.model_validate(
@@ -264,6 +270,7 @@ class World:
                 "algorithm": algorithm or {},
                 "launch": {"placement": placement},
                 "evaluate": {"every": evaluate_every},
+                "checkpoint": {"every": checkpoint_every, "every_minutes": 0},
             }
         )
         self.engines = engines or [Engine(random.Random(rng.random()), length, update_seconds) for _ in range(workers)]
@@ -280,6 +287,9 @@ class World:
             self.trainer,
             self.observer,
             evaluate=self.evaluate if evaluate_every else None,
+            checkpoint=checkpoint,
+            journal=journal,
+            past=past,
         )
 
     async def evaluate(self, version: int) -> dict[str, float]:
