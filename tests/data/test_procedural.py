@@ -32,7 +32,7 @@ def number_of_steps(prompt: str) -> int:
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_seed_others() -> None:
-    for name in ("chain", "numeral"):
+    for name in ("chain", "numeral", "program"):
         assert take(200, name, seed=3) == take(200, name, seed=3)
         assert take(200, name, seed=3) != take(200, name, seed=4)
 
@@ -70,7 +70,7 @@ def test_lengths_vary_by_twenty_times_and_are_heavy_tailed() -> None:
     assert sum(lengths[-MANY // 10 :]) > 0.25 * sum(lengths), "the longest tenth holds a quarter of the tokens"
 
 
-@pytest.mark.parametrize("name", ["chain", "numeral"])
+@pytest.mark.parametrize("name", ["chain", "numeral", "program"])
 def test_train_and_eval_share_no_prompt_whatever_the_seed(name: str) -> None:
     train = {row["prompt"] for row in take(MANY, name, seed=0)}
     evaluated = {row["prompt"] for seed in (0, 1) for row in take(MANY // EVAL_SHARE, name, seed=seed, split="eval")}

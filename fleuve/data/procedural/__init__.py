@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from fleuve.data.procedural.chain import Chain
 from fleuve.data.procedural.numeral import Numeral
+from fleuve.data.procedural.program import Program
 from fleuve.errors import UserError
 
 EVAL_SHARE = 8
@@ -25,14 +26,15 @@ EVAL_SHARE = 8
 class Generator(Protocol):
     """One kind of problem; its parameters are its dataclass fields."""
 
-    def row(self, rng: random.Random) -> dict[str, str]:
-        """One problem: `prompt`, `answer` (what a verifier compares with) and `completion` (a demonstration)."""
+    def row(self, rng: random.Random) -> dict[str, Any]:
+        """One problem: `prompt`, `answer` (what a verifier compares with), `completion` (a demonstration), and what
+        else its verifier needs."""
 
 
-GENERATORS: dict[str, type[Any]] = {"chain": Chain, "numeral": Numeral}
+GENERATORS: dict[str, type[Any]] = {"chain": Chain, "numeral": Numeral, "program": Program}
 
 
-def rows(name: str, params: Mapping[str, str], seed: int) -> Iterator[dict[str, str]]:
+def rows(name: str, params: Mapping[str, str], seed: int) -> Iterator[dict[str, Any]]:
     """The endless stream of `name`'s problems.
 
     Raises:
@@ -71,7 +73,7 @@ def build(name: str, params: Mapping[str, str]) -> Generator:
     return generator
 
 
-def _stream(generator: Generator, split: str, rng: random.Random) -> Iterator[dict[str, str]]:
+def _stream(generator: Generator, split: str, rng: random.Random) -> Iterator[dict[str, Any]]:
     while True:
         row = generator.row(rng)
         if (zlib.crc32(row["prompt"].encode()) % EVAL_SHARE == 0) == (split == "eval"):
