@@ -53,11 +53,19 @@ class Life:
             raise
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        """One answer of the engine; raises as `call` does, and a RolloutError if it is the reply to another request."""
+        """One answer of the engine.
+
+        Raises:
+            WorkerLostError: it was given up; or there is another process in its place, with older weights.
+            RolloutError: what the engine raised; or this is the reply to another request.
+        """
+        version = self.version
         completion = await self.call(lambda engine: engine.generate(request))
         if completion.request_id != request.request_id:
             asked, got = request.request_id, completion.request_id
             raise RolloutError(f"{self.name}: {asked} was answered by the reply to {got}")
+        if len(completion.versions) and completion.versions[0] < version:
+            raise WorkerLostError(f"{self.name}: sampled with version {completion.versions[0]}, and had {version}")
         return completion
 
     @property
