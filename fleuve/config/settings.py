@@ -56,6 +56,8 @@ class RolloutSettings(Section):
     request_timeout: Seconds = 600.0
     update_timeout: Seconds = 120.0
     start_timeout: Seconds = 180.0
+    health_timeout: Seconds = 10.0
+    no_worker_timeout: Seconds = 600.0
 
 
 class ControlSettings(Section):

@@ -1,12 +1,113 @@
-"""Starting an embedded engine's process from the rollout settings: a run's workers, and an evaluation's engine."""
+"""Embedded engines' processes: a run's workers, which come and go by name, and an evaluation's engine."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from fleuve.config.settings import RolloutSettings
-from fleuve.launch.process import ChildProcess
+from fleuve.config.settings import RolloutSettings, Settings
+from fleuve.contracts import RolloutError
+from fleuve.launch.placement import Place
+from fleuve.launch.process import ChildError, ChildProcess, describe_status, log_tail, stop_all
+from fleuve.rollout.client import EngineClient
+
+REAPED = 0.2
+"""Seconds for the news that a process has ended to follow the connections that it lost."""
+
+
+@dataclass(frozen=True)
+class _Running:
+    child: ChildProcess
+    client: EngineClient
+
+
+class EngineProcesses:
+    """Implements `contracts.Supervisor`. `worker-0`, `worker-1`, … have the `places`, again and again; workers of other
+    names float over all cores. Each writes to `logs/NAME.log`, a restarted one behind what it had written before."""
+
+    def __init__(self, settings: Settings, logs: Path, weights: Path, places: Sequence[Place]) -> None:
+        self._settings = settings
+        self._logs = logs
+        self._weights = weights
+        self._places = {f"worker-{index}": place for index, place in enumerate(places)}
+        self._elsewhere = Place(cpus=None, threads=places[0].threads)
+        self._running: dict[str, _Running] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers that a run begins with."""
+        return list(self._places)
+
+    @property
+    def clients(self) -> list[EngineClient]:
+        """The workers that it began with, as they are now."""
+        return [self._running[name].client for name in self.names]
+
+    @property
+    def children(self) -> list[ChildProcess]:
+        """Every process there is."""
+        return [running.child for running in self._running.values()]
+
+    async def open(self, worker: str) -> EngineClient:
+        """Start `worker`, which must not be running.
+
+        Raises:
+            ChildError: it died, or did not answer within `rollout.start_timeout`.
+        """
+        rollout, place = self._settings.rollout, self._places.get(worker, self._elsewhere)
+        child = await start_engine(
+            worker,
+            self._settings.model.path,
+            rollout,
+            self._logs / f"{worker}.log",
+            threads=place.threads,
+            cpus=place.cpus,
+            weights=self._weights,
+        )
+        request_timeout = rollout.request_timeout + self._settings.longest_pause
+        client = EngineClient(worker, child.url, request_timeout, rollout.update_timeout, child.token)
+        self._running[worker] = _Running(child, await client.__aenter__())
+        return client
+
+    async def start(self, worker: str) -> EngineClient:
+        """A fresh process under that name.
+
+        Raises:
+            RolloutError: it did not come up in time.
+        """
+        try:
+            return await self.open(worker)
+        except ChildError as error:
+            first, *_, last = [*str(error).splitlines(), ""]
+            raise RolloutError(f"{first} {last}".strip()) from error
+        except OSError as error:
+            raise RolloutError(f"{worker}: no process could be started: {error}") from error
+
+    async def kill(self, worker: str) -> str:
+        """End it at once; what it had come to."""
+        running = self._running.pop(worker, None)
+        if running is None:
+            return "there was no process"
+        child = running.child
+        with suppress(TimeoutError):
+            await asyncio.wait_for(child.wait(), REAPED)
+        alive = child.alive
+        status = await child.stop(grace=0)
+        await running.client.__aexit__()
+        if alive:
+            return f"process {child.pid} was there and is killed"
+        last = log_tail(child.log_path, 1) if status > 0 else ""
+        return f"process {child.pid} had ended: {describe_status(status)}" + (f" ({last.strip()})" if last else "")
+
+    async def close(self, *others: ChildProcess) -> None:
+        """End every process, and `others` beside them."""
+        running, self._running = list(self._running.values()), {}
+        await stop_all([*others, *(r.child for r in running)])
+        for r in running:
+            await r.client.__aexit__()
 
 
 async def start_engine(

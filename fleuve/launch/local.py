@@ -9,10 +9,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleuve.config.settings import Settings
-from fleuve.launch.engines import start_engine
+from fleuve.config.settings import RolloutSettings, Settings
+from fleuve.control.fleet import FleetPolicy
+from fleuve.control.health import HealthPolicy
+from fleuve.launch.engines import EngineProcesses
 from fleuve.launch.placement import available_cpus, place
-from fleuve.launch.process import ChildProcess, stop_all
+from fleuve.launch.process import ChildProcess
 from fleuve.rollout.client import EngineClient
 from fleuve.train.client import TrainerClient
 from fleuve.weights.directory import make_directory
@@ -23,18 +25,21 @@ class System:
     """The running processes, as the controller talks to them."""
 
     trainer: TrainerClient
-    engines: list[EngineClient]
-    children: list[ChildProcess]
+    trainer_process: ChildProcess
+    engines: EngineProcesses
+
+    @property
+    def children(self) -> list[ChildProcess]:
+        """Every process, as of now."""
+        return [self.trainer_process, *self.engines.children]
 
     async def watch(self) -> None:
-        """Returns never; raises as soon as a child dies.
+        """Returns never; raises as soon as the trainer dies. The engines are the fleet's to look after.
 
         Raises:
-            ExceptionGroup: of the ChildError that names the process and ends with its last words.
+            ChildError: it names the process and ends with its last words.
         """
-        async with asyncio.TaskGroup() as tasks:
-            for child in self.children:
-                tasks.create_task(_raise_when_dead(child))
+        raise await self.trainer_process.died()
 
 
 @asynccontextmanager
@@ -55,7 +60,10 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
     weights = make_directory(settings.weights.path if settings.weights.transport == "path" else None)
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
-        starting = [
+        engines = EngineProcesses(settings, logs, weights, places.workers)
+        stack.push_async_callback(engines.close)
+        starting = [asyncio.create_task(engines.open(name)) for name in engines.names]
+        trainer_process = await _all_or_none(
             asyncio.create_task(
                 ChildProcess.start(
                     "trainer",
@@ -70,50 +78,31 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
                     threads=places.trainer.threads,
                     start_timeout=settings.trainer.start_timeout,
                 )
-            )
-        ]
-        for index, spot in enumerate(places.workers):
-            name = f"worker-{index}"
-            starting.append(
-                asyncio.create_task(
-                    start_engine(
-                        name,
-                        settings.model.path,
-                        rollout,
-                        logs / f"{name}.log",
-                        threads=spot.threads,
-                        cpus=spot.cpus,
-                        weights=weights,
-                    )
-                )
-            )
-        children = await _all_or_none(starting)
-        stack.push_async_callback(stop_all, children)
-        trainer = await stack.enter_async_context(
-            TrainerClient(children[0].url, settings.trainer.step_timeout, children[0].token)
+            ),
+            starting,
         )
-        request_timeout = rollout.request_timeout + settings.longest_pause
-        engines = [
-            await stack.enter_async_context(
-                EngineClient(child.name, child.url, request_timeout, rollout.update_timeout, child.token)
-            )
-            for child in children[1:]
-        ]
-        yield System(trainer, engines, children)
+        stack.push_async_callback(engines.close, trainer_process)
+        trainer = await stack.enter_async_context(
+            TrainerClient(trainer_process.url, settings.trainer.step_timeout, trainer_process.token)
+        )
+        yield System(trainer, trainer_process, engines)
 
 
-async def _all_or_none(starting: list[asyncio.Task[ChildProcess]]) -> list[ChildProcess]:
-    """The children once all are up; if one fails, those that are up are stopped before the error goes on."""
+def fleet_policy(rollout: RolloutSettings) -> FleetPolicy:
+    """How the workers are judged: one that answers none of four probes in a row is dead."""
+    health = HealthPolicy(patience=rollout.health_timeout / 4, misses=4)
+    return FleetPolicy(health=health, no_worker_timeout=rollout.no_worker_timeout)
+
+
+async def _all_or_none(trainer: asyncio.Task[ChildProcess], engines: list[asyncio.Task[EngineClient]]) -> ChildProcess:
+    """The trainer's process once all are up; if one fails, no other is on its way any more when the error goes on."""
     try:
-        return await asyncio.gather(*starting)
+        await asyncio.gather(trainer, *engines)
     except BaseException:
-        for task in starting:
+        for task in (trainer, *engines):
             task.cancel()
-        for outcome in await asyncio.gather(*starting, return_exceptions=True):
-            if isinstance(outcome, ChildProcess):
-                await outcome.stop()
+        await asyncio.gather(trainer, *engines, return_exceptions=True)
+        if not trainer.cancelled() and trainer.exception() is None:
+            await trainer.result().stop()
         raise
-
-
-async def _raise_when_dead(child: ChildProcess) -> None:
-    raise await child.died()
+    return trainer.result()

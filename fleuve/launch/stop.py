@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Sequence
 
 from fleuve.contracts import Trainer
 from fleuve.control.controller import Controller
@@ -27,12 +28,14 @@ class Stop:
         self._main = main
         self._controller: Controller | None = None
         self._trainer: Trainer | None = None
-        self._children: list[ChildProcess] = []
+        self._children: Callable[[], Sequence[ChildProcess]] = list
         self._cut: asyncio.Task[None] | None = None
         self._ending = False
 
-    def controls(self, controller: Controller, trainer: Trainer, children: list[ChildProcess]) -> None:
-        """From here on there is something to end cleanly."""
+    def controls(
+        self, controller: Controller, trainer: Trainer, children: Callable[[], Sequence[ChildProcess]]
+    ) -> None:
+        """From here on there is something to end cleanly. `children()` are the processes of that moment."""
         self._controller, self._trainer, self._children = controller, trainer, children
 
     def ask(self) -> None:
@@ -40,7 +43,7 @@ class Stop:
         again, self.asked = self.asked, True
         if again or self._controller is None:
             self.at_once = True
-            for child in self._children:
+            for child in self._children():
                 child.kill()
             self._main.cancel()
         elif not self._ending:

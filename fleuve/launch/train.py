@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fleuve.config.loader import dump_settings
+from fleuve.config.models import inspect_model
 from fleuve.config.settings import Settings
 from fleuve.contracts import RolloutError, RunError, TrainerError
 from fleuve.control.controller import Controller
@@ -18,7 +19,7 @@ from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.background import in_background
 from fleuve.launch.checkpoints import Checkpoints
-from fleuve.launch.local import System, start
+from fleuve.launch.local import System, fleet_policy, start
 from fleuve.launch.process import ChildError
 from fleuve.launch.stop import Stop
 from fleuve.modeling.tokenizer import answer_decoder, load_tokenizer
@@ -121,7 +122,15 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
         ) as rewards,
     ):
         observer.also(rewards.metrics)
-        fleet = Fleet(system.engines, settings.seed)
+        fleet = Fleet(
+            system.engines.clients,
+            settings.seed,
+            supervisor=system.engines,
+            policy=fleet_policy(settings.rollout),
+            observer=observer,
+            vocabulary=inspect_model(settings.model.path).vocabulary,
+        )
+        observer.also(fleet.gauges)
         workflow = SingleTurn(
             settings.rollout,
             settings.seed,
@@ -144,13 +153,13 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
             evaluate=in_run_evaluation(settings, tokenizer, fleet, rewards),
             checkpoint=checkpoint,
         )
-        stop.controls(controller, system.trainer, system.children)
+        stop.controls(controller, system.trainer, lambda: system.children)
         try:
             await _until_done_or_dead(controller, system, observer)
         except Exception:
             await stop.run_has_ended()
             # What was trained is kept, if a trainer holds it. The error told is the one that ended the run.
-            if system.children[0].alive and controller.version > 0 and not stop.at_once:
+            if system.trainer_process.alive and controller.version > 0 and not stop.at_once:
                 observer.note(f"failed at version {controller.version}; saving")
                 try:
                     async with asyncio.timeout(RESCUE):

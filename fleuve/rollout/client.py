@@ -113,7 +113,9 @@ class EngineClient:
         except TimeoutError:
             raise RolloutError(f"{self.name}: no answer to {what} within {timeout:g} s") from None
         except aiohttp.ClientError as error:
-            raise WorkerLostError(f"{self.name}: connection lost during {what}: {error!r}") from error
+            raise WorkerLostError(
+                f"{self.name}: connection lost during {what}: {error or type(error).__name__}"
+            ) from error
         if response.status != 200:
             raise RolloutError(f"{self.name}: {what} failed: {reply.decode(errors='replace')[:2000]}")
         return reply
