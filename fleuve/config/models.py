@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,10 +28,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 @dataclass(frozen=True)
 class ModelFacts:
     """`directory` is None for a hub name whose files are not on this machine yet; then nothing else is known.
-    `context` is the most tokens that a sequence may have, None where the model sets no bound."""
+    `context` is the most tokens that a sequence may have, None where the model sets no bound; `vocabulary` how many
+    tokens there are."""
 
     directory: Path | None
     context: int | None = None
+    vocabulary: int | None = None
     tokenizer: Path | None = None
 
 
@@ -96,13 +99,19 @@ def _inspect_directory(directory: Path, place: str) -> ModelFacts:
     tokenizer = next((directory / name for name in _TOKENIZERS if (directory / name).exists()), None)
     if tokenizer is None:
         raise UserError(f"{place}: no tokenizer in it (looked for {', '.join(_TOKENIZERS)})")
-    return ModelFacts(directory, _context(config), tokenizer)
+    return ModelFacts(
+        directory,
+        context=_number(config, _CONTEXT_FIELDS),
+        vocabulary=_number(config, ("vocab_size",)),
+        tokenizer=tokenizer,
+    )
 
 
-def _context(config: dict[str, object]) -> int | None:
+def _number(config: dict[str, object], fields: Sequence[str]) -> int | None:
+    """The first of `fields` that says something, of the model or of its text part."""
     nested = config.get("text_config")
     for level in (config, nested if isinstance(nested, dict) else {}):
-        for name in _CONTEXT_FIELDS:
+        for name in fields:
             value = level.get(name)
             if isinstance(value, int) and value > 0:
                 return value

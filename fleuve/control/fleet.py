@@ -38,7 +38,7 @@ class FleetPolicy:
 class Fleet:
     """The engines given are `worker-0`, `worker-1`, … and have the weights of `version`, as has every engine that
     `supervisor` starts. Without a supervisor the dead stay dead. `tend` must run for anything to be noticed that no
-    request runs into.
+    request runs into. The model has `vocabulary` tokens, if that is known.
 
     Only a worker that is living samples what is trained: the moment one is given up, nothing more is taken from it.
     """
@@ -52,8 +52,10 @@ class Fleet:
         supervisor: Supervisor | None = None,
         policy: FleetPolicy = FleetPolicy(),
         observer: Observer | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         self.policy = policy
+        self.vocabulary = vocabulary
         self.initial_version = version
         self.router: Router[Life] = Router(seed)
         self.workers: dict[str, Worker] = {}

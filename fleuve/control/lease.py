@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fleuve.contracts import RolloutError, WorkerLostError
+from fleuve.control.replies import fault_of
 from fleuve.control.worker import Life
 from fleuve.types import Completion, GenerationRequest
 
@@ -37,8 +38,10 @@ class Lease:
         attempt, sent = 0, request
         while True:
             life = await self._seat()
+            oldest = life.version
             try:
                 completion = await life.generate(sent)
+                self._check(completion, sent, life, oldest)
             except RolloutError as error:
                 if not isinstance(error, WorkerLostError) and await self._fleet.well(life):
                     raise
@@ -53,6 +56,17 @@ class Lease:
                 if completion.request_id == sent.request_id:
                     completion.request_id = request.request_id
                 return completion
+
+    def _check(self, completion: Completion, request: GenerationRequest, life: Life, oldest: int) -> None:
+        """A worker that hands in what no model of this run can have sampled is given up, and nothing of it is taken.
+
+        Raises:
+            WorkerLostError: it did.
+        """
+        fleet = self._fleet
+        if fault := fault_of(completion, request, oldest, fleet.newest_version, fleet.vocabulary):
+            fleet.lose(life, f"its answer to {request.request_id} cannot be: {fault}")
+            raise WorkerLostError(f"{life.name}: {request.request_id}: {fault}")
 
     def release(self) -> None:
         """The group is done, well or badly."""

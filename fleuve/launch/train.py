@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from fleuve.config.loader import dump_settings
+from fleuve.config.models import inspect_model
 from fleuve.config.settings import Settings
 from fleuve.contracts import RolloutError, RunError, TrainerError
 from fleuve.control.controller import Controller
@@ -127,6 +128,7 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
             supervisor=system.engines,
             policy=fleet_policy(settings.rollout),
             observer=observer,
+            vocabulary=inspect_model(settings.model.path).vocabulary,
         )
         observer.also(fleet.gauges)
         workflow = SingleTurn(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import aiohttp
@@ -24,6 +25,9 @@ from fleuve.types import (
 from fleuve.wire.guard import bearer
 
 T = TypeVar("T")
+ARRIVAL = 5.0
+"""Seconds for requests on their way to arrive."""
+
 _MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
 
 
@@ -44,6 +48,7 @@ class EngineClient:
         self._request_timeout = request_timeout
         self._update_timeout = update_timeout
         self._token = token
+        self._in_flight = 0
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
@@ -58,12 +63,16 @@ class EngineClient:
 
     async def generate(self, request: GenerationRequest) -> Completion:
         what = f"request {request.request_id}"
-        return await self._post("/generate", request, Completion, self._request_timeout, what)
+        self._in_flight += 1
+        try:
+            return await self._post("/generate", request, Completion, self._request_timeout, what)
+        finally:
+            self._in_flight -= 1
 
     async def health(self) -> int:
         """The version that it samples with."""
         reply = await self._call("GET", "/health", None, self._update_timeout, "a probe")
-        return msgspec.json.decode(reply, type=_Health).version
+        return self._decoded(lambda: msgspec.json.decode(reply, type=_Health), "a probe").version
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
         body = UpdateRequest(
@@ -87,14 +96,29 @@ class EngineClient:
         await self._post("/pause", {}, dict[str, Any], self._update_timeout, "pause")
 
     async def resume(self) -> None:
+        """Go on. What has been asked before is there then: each request travels on a connection of its own, and this
+        must not overtake them."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ARRIVAL):
+                while self._in_flight:
+                    metrics = await self.metrics()
+                    if metrics.get("running", 0) + metrics.get("waiting", 0) >= self._in_flight:
+                        break
         await self._post("/resume", {}, dict[str, Any], self._update_timeout, "resume")
 
     async def metrics(self) -> dict[str, float]:
         reply = await self._call("GET", "/metrics", None, self._update_timeout, "metrics")
-        return msgspec.json.decode(reply, type=dict[str, float])
+        return self._decoded(lambda: msgspec.json.decode(reply, type=dict[str, float]), "metrics")
 
     async def _post(self, path: str, body: object, kind: type[T], timeout: float, what: str) -> T:
-        return decode(await self._call("POST", path, encode(body), timeout, what), kind)
+        reply = await self._call("POST", path, encode(body), timeout, what)
+        return self._decoded(lambda: decode(reply, kind), what)
+
+    def _decoded(self, read: Callable[[], T], what: str) -> T:
+        try:
+            return read()
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise RolloutError(f"{self.name}: its answer to {what} cannot be read: {error}") from error
 
     async def _call(self, method: str, path: str, body: bytes | None, timeout: float, what: str) -> bytes:
         """One HTTP exchange.

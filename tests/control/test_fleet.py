@@ -26,7 +26,7 @@ def weights(version: int) -> WeightFile:
 
 
 def request(name: str, seed: int = 0) -> GenerationRequest:
-    return GenerationRequest(request_id=name, input_ids=[1], sampling=SamplingParams(max_new_tokens=9, seed=seed))
+    return GenerationRequest(request_id=name, input_ids=[1], sampling=SamplingParams(max_new_tokens=1000, seed=seed))
 
 
 def now() -> float:
