@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from fleuve.errors import UserError
 from fleuve.launch.process import describe_status
-from fleuve.rewards.protocol import HEADER, Check, Ready, Result, Taken, decode, frame, length
+from fleuve.rewards.protocol import HEADER, Check, Promise, Ready, Result, Taken, decode, frame, length
 
 GRACE = 0.05
 """Seconds after a deadline in which a result that already lies in the pipe is still taken: this process's event loop
@@ -22,6 +22,7 @@ _TAKE_SECONDS = 30.0
 _EXIT_SECONDS = 10.0
 
 T = TypeVar("T")
+_ANSWERS: Any = Result | Promise
 
 
 class CrashError(RuntimeError):
@@ -74,7 +75,7 @@ class VerifierProcess:
             raise UserError(ready.error)
 
     async def check(self, check: Check, deadline: float) -> Result:
-        """Run one check; `deadline` seconds start when the process takes it up.
+        """Run one check; `deadline` seconds start when the process takes it up, or what it promises.
 
         Raises:
             DeadlineError: no result in time.
@@ -91,7 +92,7 @@ class VerifierProcess:
             raise LostError(f"it did not take the check up within {_TAKE_SECONDS:g} s") from None
         except CrashError as error:
             raise LostError(str(error)) from None
-        result = await self._answer(Result, deadline)
+        result = await self._result(deadline)
         self.checks += 1
         self.memory = result.memory
         return result
@@ -120,6 +121,15 @@ class VerifierProcess:
         said lies in the buffer and is read first."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             asyncio.get_running_loop().call_later(GRACE, self._writer.transport.abort)
+
+    async def _result(self, deadline: float) -> Result:
+        loop = asyncio.get_running_loop()
+        taken = loop.time()
+        while True:
+            message = await self._answer(_ANSWERS, taken + deadline - loop.time())
+            if isinstance(message, Result):
+                return message
+            deadline = max(deadline, message.seconds)
 
     async def _answer(self, kind: type[T], deadline: float) -> T:
         # Not `asyncio.timeout`: it would cancel the read in the same turn of a late loop that brings the result.

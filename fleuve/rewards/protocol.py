@@ -64,6 +64,13 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From a worker: a check was read and begins now."""
 
 
+class Promise(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From a worker: the check will end within so many `seconds` of when it was taken up. It is the code of this
+    package that says so, of programs that wait for a core, and it bounds that."""
+
+    seconds: float
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What came of a check: a score, or none and why. `memory` is what the worker has allocated of its own by then, in
     resident bytes."""
@@ -96,6 +103,7 @@ __all__ = [
     "Check",
     "Ended",
     "Forked",
+    "Promise",
     "Ready",
     "Result",
     "Taken",

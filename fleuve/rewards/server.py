@@ -13,6 +13,7 @@ from aiohttp import web
 
 from fleuve.config.settings import RewardSettings
 from fleuve.errors import UserError
+from fleuve.rewards.code.options import PATIENCE
 from fleuve.rewards.door import Door
 from fleuve.rewards.pool import RewardPool
 from fleuve.rewards.weighted import names
@@ -68,7 +69,8 @@ def application(
     async def health(request: web.Request) -> web.Response:
         if not pool.able:
             return web.Response(status=503, text="no verifier process can be started")
-        there = Health(verifiers=list(verifiers), workers=settings.workers, deadline=settings.deadline)
+        longest = settings.deadline * (PATIENCE if "code" in allowed else 1.0)
+        there = Health(verifiers=list(verifiers), workers=settings.workers, deadline=longest)
         return web.Response(body=msgspec.json.encode(there), content_type="application/json")
 
     async def metrics(request: web.Request) -> web.Response:

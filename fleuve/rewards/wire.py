@@ -27,7 +27,7 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """A service that can score: with which verifiers, and the seconds that it gives a check."""
+    """A service that can score: with which verifiers, and the seconds that a check lasts at most."""
 
     verifiers: list[str]
     workers: int

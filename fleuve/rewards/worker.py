@@ -18,7 +18,8 @@ from typing import Any, BinaryIO, NoReturn
 
 from fleuve.errors import UserError
 from fleuve.launch.child import follow
-from fleuve.rewards.protocol import HEADER, Check, Ready, Result, Taken, WorkerOptions, decode, frame, length
+from fleuve.rewards.code import installed
+from fleuve.rewards.protocol import HEADER, Check, Promise, Ready, Result, Taken, WorkerOptions, decode, frame, length
 from fleuve.rewards.verifiers import begin, prepare, run
 
 
@@ -56,6 +57,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, options: WorkerOptions) -> None:
     error = prepare_all(options.verifiers) if options.late else ""
     for name in options.verifiers:
         begin(name)
+    installed.tell(lambda seconds: _send(sink, Promise(seconds=seconds)))
     _send(sink, Ready(error=error))
     while (check := _receive(source)) is not None:
         _allow_cpu(options.cpu_seconds)

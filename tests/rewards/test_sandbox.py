@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import ROLES, CodeVerifier
 from fleuve.rewards.sandbox import level
 from fleuve.rewards.sandbox.client import SandboxServer
+from fleuve.rewards.sandbox.clock import Clock
 from fleuve.rewards.sandbox.limits import Limits
 from fleuve.rewards.sandbox.run import Run, SandboxError, describe, supervise
 
@@ -38,10 +38,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[SandboxServer]:
     server.close()
 
 
+def patient() -> Callable[[float, float], None]:
+    """Nothing ends before its limits, but everything does some time."""
+    return Clock(PATIENCE, PATIENCE, PATIENCE, lambda seconds: None).check
+
+
 def run(server: SandboxServer, source: str, stdin: bytes = b"", limits: Limits = LIMITS) -> tuple[str, Run]:
     with server.open(limits) as sandbox:
         program = sandbox.start("program", {"source": source}, stdin)
-        over = supervise([program], program, limits.seconds, time.monotonic() + PATIENCE)
+        over = supervise([program], program, limits.seconds, patient()).limit
         program.close()
     assert psutil.Process(server.pid).children(recursive=True) == []
     return over, program
@@ -93,7 +98,7 @@ def test_programs_of_one_sandbox_share_its_files_and_nothing_runs_on(server: San
             "import os\nprint(open('x-for-test').read())\nos.remove('x-for-test')",
         ):
             program = sandbox.start("program", {"source": source})
-            assert supervise([program], program, 30.0, time.monotonic() + PATIENCE) == ""
+            assert supervise([program], program, 30.0, patient()).limit == ""
             outputs.append(program.output)
     assert outputs == [b"", b"1\n"]
 
@@ -147,7 +152,7 @@ def test_a_sandbox_that_is_killed_from_outside_is_no_verdict(server: SandboxServ
         program = sandbox.start("program", {"source": "import time\ntime.sleep(3600)"})
         os.kill(sandbox.pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match="ended before its program"):
-            supervise([program], program, 30.0, time.monotonic() + PATIENCE)
+            supervise([program], program, 30.0, patient())
         program.close()
 
 

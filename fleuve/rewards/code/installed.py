@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from fleuve.rewards.code.options import CodeOptions
@@ -11,6 +12,7 @@ from fleuve.rewards.sandbox.run import SandboxError
 
 _options = CodeOptions()
 _verifier: CodeVerifier | None = None
+_promise: Callable[[float], None] | None = None
 
 
 def configure(options: CodeOptions) -> None:
@@ -29,7 +31,7 @@ def prepare() -> None:
     """
     global _verifier
     if _verifier is None:
-        _verifier = CodeVerifier(_options)
+        _verifier = CodeVerifier(_options, _promised)
 
 
 def begin() -> None:
@@ -39,6 +41,17 @@ def begin() -> None:
     assert _verifier is not None
     with contextlib.suppress(SandboxError):
         _verifier.warm()
+
+
+def tell(promise: Callable[[float], None]) -> None:
+    """Who is to know when a check will take longer than its deadline, because its programs wait for a core."""
+    global _promise
+    _promise = promise
+
+
+def _promised(seconds: float) -> None:
+    if _promise is not None:
+        _promise(seconds)
 
 
 def verify(text: str, answer: str, row: dict[str, Any]) -> float:

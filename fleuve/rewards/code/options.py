@@ -13,6 +13,9 @@ _MB = 2**20
 _SHARE = 0.85
 """Of the pool's deadline, for the programs themselves: the rest is for the forks around them."""
 
+PATIENCE = 10.0
+"""Times the deadline: so long a check may last at most, where its programs wait for a core."""
+
 
 def deadline_for(cpu_seconds: float) -> float:
     """The pool's deadline that a row with this `time_limit` needs, rounded up to tenths."""
@@ -37,6 +40,11 @@ class CodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     def budget(self) -> float:
         """Seconds for all programs of a check together, on the clock, less those in which they waited for a core."""
         return _SHARE * self.deadline
+
+    @property
+    def longest(self) -> float:
+        """Seconds for a check with everything: programs, sandboxes, and waiting for a core."""
+        return PATIENCE * self.deadline
 
     def limits(self, row: dict[str, Any]) -> Limits:
         """For one row's programs: `time_limit` (seconds of CPU time) and `memory_limit` (MB) in a row replace the

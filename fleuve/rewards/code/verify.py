@@ -1,7 +1,7 @@
 """One check of a program: from the model's text to a score.
 
-A program that is wrong, crashes, hangs or uses too much scores 0. A sandbox that cannot be had, or a row whose tests
-are none, is no verdict: it raises.
+A program that is wrong, crashes, hangs or uses too much scores 0. A sandbox that cannot be had, a machine that is too
+busy to run the program, or a row whose tests are none, is no verdict: it raises.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fleuve.rewards.code.examiner import BAD_TESTS
@@ -18,6 +19,7 @@ from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.output import same_output
 from fleuve.rewards.code.rows import Functions, Outputs, tests_of
 from fleuve.rewards.sandbox.client import Sandbox, SandboxServer
+from fleuve.rewards.sandbox.clock import Clock
 from fleuve.rewards.sandbox.level import choose
 from fleuve.rewards.sandbox.limits import Limits
 from fleuve.rewards.sandbox.run import Run, SandboxError, supervise
@@ -27,19 +29,21 @@ ROLES = {
     "candidate": "fleuve.rewards.code.candidate:run",
     "examiner": "fleuve.rewards.code.examiner:run",
 }
-_MARGIN = 0.85
-"""Of the pool's deadline: what is not decided by then never will be in time."""
 _ATTEMPTS = 2
 
 
 class CodeVerifier:
     """Checks programs in the sandboxes of one warm fork server. Not for several threads."""
 
-    def __init__(self, options: CodeOptions) -> None:
-        """Raises:
-        UserError: the sandbox that the options ask for cannot be had here.
+    def __init__(self, options: CodeOptions, promise: Callable[[float], None] = lambda seconds: None) -> None:
+        """`promise`: gets the seconds from a check's beginning within which it will end, where these become more than
+        `options.deadline`.
+
+        Raises:
+            UserError: the sandbox that the options ask for cannot be had here.
         """
         self.options = options
+        self._promise = promise
         self.level = choose(options.sandbox, options.allow_weak_sandbox)
         self._server: SandboxServer | None = None
 
@@ -60,9 +64,11 @@ class CodeVerifier:
 
         Raises:
             ValueError: the row has no tests that can be run.
-            SandboxError: no sandbox could be had, or it ended by no doing of the program.
+            SandboxError: no sandbox could be had, it ended by no doing of the program, or no core was free.
+            OverBudgetError: all tests passed so far, and the others would take longer than a check may.
         """
-        deadline = time.monotonic() + _MARGIN * self.options.deadline
+        options = self.options
+        clock = Clock(options.deadline, options.budget, options.longest, self._promise)
         tests, limits = tests_of(row), self.options.limits(row)
         program = extract_program(text)
         if program is None:
@@ -70,26 +76,27 @@ class CodeVerifier:
         for attempt in range(_ATTEMPTS):
             try:
                 self.warm()
-                passed = self._check(program, tests, row, limits, deadline)
+                passed = self._check(program, tests, row, limits, clock)
                 break
             except SandboxError:
                 self.close()
-                if attempt + 1 == _ATTEMPTS or time.monotonic() > deadline:
+                if attempt + 1 == _ATTEMPTS or time.monotonic() >= clock.end:
                     raise
+                clock.restart()
         if row.get("score", self.options.score) == "fraction":
             return sum(passed) / len(passed)
         return float(all(passed))
 
     def _check(
-        self, program: str, tests: Functions | Outputs, row: dict[str, Any], limits: Limits, deadline: float
+        self, program: str, tests: Functions | Outputs, row: dict[str, Any], limits: Limits, clock: Clock
     ) -> list[bool]:
         assert self._server is not None
         if isinstance(tests, Functions):
             with self._server.open(limits) as inside, self._server.open(limits) as outside:
-                return _examine(_whole(program, tests, row), tests, inside, outside, deadline)
+                return _examine(_whole(program, tests, row), tests, inside, outside, clock)
         with self._server.open(limits) as sandbox:
             all_needed = row.get("score", self.options.score) != "fraction"
-            return _run_cases(program, tests, sandbox, deadline, all_needed)
+            return _run_cases(program, tests, sandbox, clock, all_needed)
 
 
 def _whole(program: str, tests: Functions, row: dict[str, Any]) -> str:
@@ -102,7 +109,7 @@ def _whole(program: str, tests: Functions, row: dict[str, Any]) -> str:
     return tests.prefix + program
 
 
-def _examine(program: str, tests: Functions, inside: Sandbox, outside: Sandbox, deadline: float) -> list[bool]:
+def _examine(program: str, tests: Functions, inside: Sandbox, outside: Sandbox, clock: Clock) -> list[bool]:
     ours, theirs = socket.socketpair()
     verdicts, verdict_sink = os.pipe()
     runs: list[Run] = []
@@ -114,7 +121,7 @@ def _examine(program: str, tests: Functions, inside: Sandbox, outside: Sandbox, 
             runs.append(inside.start("candidate", {"source": program}, extra=(theirs.fileno(),)))
         os.close(verdict_sink)
         verdict_sink = -1
-        supervise(runs, examiner, inside.limits.seconds, deadline)
+        supervise(runs, examiner, inside.limits.seconds, clock.check)
         if examiner.status == BAD_TESTS:
             raise ValueError(f"the row's tests cannot be run: {examiner.errors.decode(errors='replace').strip()}")
         os.set_blocking(verdicts, False)
@@ -131,18 +138,19 @@ def _examine(program: str, tests: Functions, inside: Sandbox, outside: Sandbox, 
     return [given[i : i + 1] == b"1" for i in range(len(tests.tests))]
 
 
-def _run_cases(program: str, tests: Outputs, sandbox: Sandbox, deadline: float, all_needed: bool) -> list[bool]:
+def _run_cases(program: str, tests: Outputs, sandbox: Sandbox, clock: Clock, all_needed: bool) -> list[bool]:
     passed: list[bool] = []
     for given, expected in tests.cases:
-        if time.monotonic() > deadline or (all_needed and passed and not passed[-1]):
-            passed.append(False)
-            continue
+        if all_needed and passed and not passed[-1]:
+            break
+        clock.check(time.monotonic())
         run = sandbox.start("program", {"source": program}, given.encode(errors="replace"))
         try:
-            over = supervise([run], run, sandbox.limits.seconds, deadline)
+            ending = supervise([run], run, sandbox.limits.seconds, clock.check)
         finally:
             run.close()
-        if over:  # it still runs: nothing more can be run in here
-            return passed + [False] * (len(tests.cases) - len(passed))
+        clock.add(ending.seconds)
+        if ending.limit:  # it still runs: nothing more can be run in here
+            break
         passed.append(run.status == 0 and same_output(run.output.decode(errors="replace"), expected))
-    return passed
+    return passed + [False] * (len(tests.cases) - len(passed))

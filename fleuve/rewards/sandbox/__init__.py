@@ -2,6 +2,7 @@
 
     client.py       the verifier's side: the server, and the sandboxes it opens
     run.py          the verifier's side: one program, watched until it ends or has to be ended
+    clock.py        the time of one check: what counts, and when it ends in any case
     server.py       the fork server: one process, forks a sandbox's first process for each check
     inside.py       a sandbox's first process: forks the programs, one after the other
     namespaces.py   the walls: what a program sees of the machine

@@ -8,19 +8,27 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fleuve.rewards.sandbox.inside import receive
 from fleuve.rewards.sandbox.limits import Limits
-from fleuve.rewards.sandbox.watch import usage
+from fleuve.rewards.sandbox.watch import Usage, Watch
 
 _TICK = 0.02
 _CHUNK = 65536
-_STARVED = 0.5
 
 
 class SandboxError(RuntimeError):
     """A sandbox could not be started, or ended by no doing of its program: nothing can be said about the program."""
+
+
+class Ending(NamedTuple):
+    """Of a program: "", or the limit that was reached first ("time", "cpu", "memory", "processes", "output") while it
+    still runs; and the seconds that it took, not counting those in which it would have run and got no core."""
+
+    limit: str
+    seconds: float
 
 
 class Run:
@@ -82,31 +90,34 @@ class Run:
         os.close(fd)
 
 
-def supervise(runs: Sequence[Run], until: Run, seconds: float, deadline: float) -> str:
-    """Wait for the end of `until`. Returns "" or the limit that was reached first: "time", "cpu", "memory", "processes"
-    or "output". `seconds` it may take, not counting those in which it would have run and got no core; `deadline`, a
-    time of `time.monotonic`, ends it in any case.
+def supervise(runs: Sequence[Run], until: Run, seconds: float, check: Callable[[float, float], None]) -> Ending:
+    """Wait for the end of `until`. `seconds` it may take, not counting those in which it would have run and got no
+    core. `check(now, taken)` is called again and again with the time that it has taken so far, and may raise.
 
     Raises:
-        SandboxError: a sandbox ended by itself, or its programs hardly got a core before the deadline.
+        SandboxError: a sandbox ended by itself.
     """
     started = looked = time.monotonic()
-    end = min(started + seconds, deadline)
+    watches = {run: Watch(run.sandbox, started) for run in runs}
+    waited = 0.0
     poll = select.poll()
     while until.status is None:
         now = time.monotonic()
-        if now >= end:
-            waited = max(usage(run.sandbox).waited for run in runs)
-            if now < deadline and started + seconds + waited > now + _TICK:
-                end = min(started + seconds + waited, deadline)
-                continue
-            if now >= deadline and waited > _STARVED * (now - started):
-                raise SandboxError(f"the program waited {waited:.1f} of {now - started:.1f} s for a core")
-            return "time"
+        if now - looked >= _TICK:
+            looked, waited = now, 0.0
+            for run, watch in watches.items():
+                used = watch.look(now)
+                waited += used.waited  # they take turns: when one waits for a core, the other waits for it
+                if limit := _over(used, run.limits):
+                    return Ending(limit, now - started - waited)
+            taken = max(0.0, now - started - waited)
+            if taken >= seconds:
+                return Ending("time", taken)
+            check(now, taken)
         watched = {fd: run for run in runs for fd in run.fds()}
         for fd in watched:
             poll.register(fd, select.POLLIN)
-        ready = poll.poll(1000 * min(_TICK, end - now))
+        ready = poll.poll(1000 * _TICK)
         for fd in watched:
             poll.unregister(fd)
         for fd, _ in ready:
@@ -114,13 +125,8 @@ def supervise(runs: Sequence[Run], until: Run, seconds: float, deadline: float) 
             if fd in run.fds():
                 run.take(fd)
             if run.written > run.limits.output:
-                return "output"
-        if time.monotonic() - looked > _TICK:
-            looked = time.monotonic()
-            for run in runs:
-                if reason := _over(run):
-                    return reason
-    return ""
+                return Ending("output", time.monotonic() - started - waited)
+    return Ending("", time.monotonic() - started - waited)
 
 
 def describe(status: int) -> str:
@@ -132,8 +138,7 @@ def describe(status: int) -> str:
     return f"killed by signal {-status}"
 
 
-def _over(run: Run) -> str:
-    used, limits = usage(run.sandbox), run.limits
+def _over(used: Usage, limits: Limits) -> str:
     if used.memory > limits.memory:
         return "memory"
     if used.ran > limits.cpu_seconds:
