@@ -132,6 +132,14 @@ def dump_settings(settings: BaseModel) -> str:
     return "\n".join(_toml_table(settings.model_dump(exclude_none=True), ())).strip() + "\n"
 
 
+def dump_changes(settings: Settings) -> str:
+    """As `dump_settings`, but only what is not at its default: for people to read."""
+    changes = settings.model_dump(exclude_none=True, exclude_defaults=True)
+    if settings.algorithm.preset != AlgorithmSettings().preset:  # other defaults then
+        changes["algorithm"] = settings.algorithm.model_dump(exclude_none=True)
+    return "\n".join(_toml_table(changes, ())).strip() + "\n"
+
+
 def settings_from(model: type[S], values: dict[str, Any], words: Sequence[str], origin: str) -> S:
     """Settings from a table of values and the flags that override them; `origin` is what errors call the table.
 

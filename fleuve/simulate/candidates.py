@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from fleuve.config.settings import Settings
 from fleuve.simulate.engine_costs import model_shape_of
 from fleuve.simulate.hardware import load_hardware
-from fleuve.simulate.layout import layout_of
-from fleuve.simulate.memory import engine_memory, trainer_memory
+from fleuve.simulate.layout import Layout, layout_of
+from fleuve.simulate.memory import EngineMemory, TrainerMemory, engine_memory, trainer_memory
 
 SPLITS = 24
 """Ways to split the devices that are looked at, at most, for each size of engine and rank."""
@@ -82,29 +82,36 @@ def longest_sequence(settings: Settings) -> int:
 
 
 def misfit(settings: Settings) -> Misfit | None:
-    """Why the run does not fit into its devices' memory; None if it does."""
+    """What of the run is furthest from fitting into its devices' memory; None if all of it fits."""
     hardware, shape, layout = load_hardware(settings.simulate.hardware), model_shape_of(settings), layout_of(settings)
-    engine = engine_memory(settings, hardware, shape, layout)
+    engine = _engine_misfit(settings, engine_memory(settings, hardware, shape, layout), layout)
+    trainer = _trainer_misfit(settings, trainer_memory(settings, hardware, shape, layout), layout)
+    return max((m for m in (engine, trainer) if m is not None), key=lambda m: m.factor, default=None)
+
+
+def _engine_misfit(settings: Settings, memory: EngineMemory, layout: Layout) -> Misfit | None:
     longest = longest_sequence(settings)
-    need = engine.available + (longest - engine.kv_tokens) * engine.kv_token
-    if engine.kv_tokens < longest:
-        shared = f" and {_gb(engine.state)} of the colocated trainer's state" if engine.state else ""
-        reason = (
-            f"an engine on {layout.tensor_parallel} has {_gb(engine.weights)} of weights{shared} in each device's "
-            f"{_gb(engine.available)}, and room for {max(engine.kv_tokens, 0):,} tokens of KV cache where the longest "
-            f"sequence has {longest:,}"
-        )
-        return Misfit(reason, need / engine.available)
-    trainer = trainer_memory(settings, hardware, shape, layout)
-    if not trainer.fits:
-        reason = (
-            f"training on {layout.trainer_gpus} needs {_gb(trainer.total)} in each device's {_gb(trainer.available)}: "
-            f"{_gb(trainer.state)} for weights, gradients and optimiser, {_gb(trainer.activations)} for activations "
-            f"of {settings.trainer.token_budget:,} tokens, {_gb(trainer.total - trainer.state - trainer.activations)} "
-            "beside"
-        )
-        return Misfit(reason, trainer.total / trainer.available)
-    return None
+    if memory.kv_tokens >= longest:
+        return None
+    beside = f" and {_gb(memory.state)} of the trainer's, which shares it," if memory.state else ""
+    return Misfit(
+        f"an engine on {layout.tensor_parallel} has {_gb(memory.weights)} of weights{beside} in each device's "
+        f"{_gb(memory.available)}, which leaves room for {max(memory.kv_tokens, 0):,} tokens of KV cache; the longest "
+        f"sequence has {longest:,}",
+        1 + (longest - memory.kv_tokens) * memory.kv_token / memory.available,
+    )
+
+
+def _trainer_misfit(settings: Settings, memory: TrainerMemory, layout: Layout) -> Misfit | None:
+    if memory.fits:
+        return None
+    rest = memory.total - memory.state - memory.activations
+    return Misfit(
+        f"training on {layout.trainer_gpus} needs {_gb(memory.total)} in each device's {_gb(memory.available)}: "
+        f"{_gb(memory.state)} for weights, gradients and optimiser, {_gb(memory.activations)} for the activations of "
+        f"{settings.trainer.token_budget:,} tokens, {_gb(rest)} beside",
+        memory.total / memory.available,
+    )
 
 
 def candidates(settings: Settings, most_stale: int) -> Iterator[Candidate]:

@@ -29,29 +29,37 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Work:
-    """What one minibatch's answers look like: lengths of whole sequences as the trainer gets them, and of the answers
-    the mean, the mean square, and the longest."""
+    """What a batch's answers look like: minibatches of lengths of whole sequences as the trainer gets them (a large
+    batch's first, for all), and of the answers the mean, the mean square, and the longest."""
 
-    sequences: tuple[int, ...]
+    minibatches: tuple[tuple[int, ...], ...]
+    repeated: int
     mean: float
     square: float
     longest: int
     answers: np.ndarray
 
 
+MOST_SEQUENCES = 4096
+"""A batch with more is judged by its first minibatch: packing takes the time of a plan's search."""
+
+
 def work_of(settings: Settings) -> Work:
-    """Lengths of one minibatch, drawn from the run's own distribution.
+    """Lengths drawn from the run's own distribution.
 
     Raises:
         UserError: the distribution cannot be opened.
     """
     draw = open_lengths(settings).draw
-    groups = max(1, settings.control.batch_size // settings.trainer.minibatches)
-    answers = [draw(f"estimate/{g}", i) for g in range(groups) for i in range(settings.rollout.group_size)]
-    prompt = settings.simulate.prompt_tokens
+    count, group_size = settings.trainer.minibatches, settings.rollout.group_size
+    groups, prompt = settings.control.batch_size // count, settings.simulate.prompt_tokens
+    looked_at = count if settings.control.batch_size * group_size <= MOST_SEQUENCES else 1
+    drawn = [[draw(f"estimate/{m}/{g}", i) for g in range(groups) for i in range(group_size)] for m in range(looked_at)]
+    answers = [length for minibatch in drawn for length in minibatch]
     array = np.sort(np.asarray(answers, np.float64))
     return Work(
-        sequences=tuple(prompt + n for n in answers),
+        minibatches=tuple(tuple(prompt + n for n in minibatch) for minibatch in drawn),
+        repeated=count // looked_at,
         mean=float(array.mean()),
         square=float((array**2).mean()),
         longest=int(array[-1]),
@@ -65,16 +73,14 @@ def estimate(settings: Settings, work: Work) -> Estimate:
     Raises:
         UserError: the layout cannot be, or an engine has no room for one answer.
     """
-    training = _training(_trainer(settings), settings.trainer.minibatches, work.sequences)
+    training = _training(_trainer(settings), work.minibatches, work.repeated)
     return _together(settings, _rollout(settings, work), training)
 
 
 def bound(settings: Settings, work: Work) -> Estimate:
     """A bound below `estimate`, much faster: training as if it could be balanced perfectly."""
-    costs, minibatches = _trainer(settings), settings.trainer.minibatches
-    one = costs.least_seconds([work.sequences])
-    further = costs.least_seconds([work.sequences, work.sequences]) - one if minibatches > 1 else 0.0
-    training = one + (minibatches - 1) * further + costs.publish_seconds()
+    costs = _trainer(settings)
+    training = costs.least_seconds(work.minibatches * work.repeated) + costs.publish_seconds()
     return _together(settings, _rollout(settings, work), training)
 
 
@@ -97,25 +103,36 @@ def _rollout(settings: Settings, work: Work) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _training(costs: TrainerCosts, minibatches: int, sequences: tuple[int, ...]) -> float:
-    """A step of equal minibatches: the first, and each further one with its proximal pass."""
-    one = costs.step_seconds([sequences])
-    further = costs.step_seconds([sequences, sequences]) - one if minibatches > 1 else 0.0
-    return one + (minibatches - 1) * further + costs.publish_seconds()
+def _training(costs: TrainerCosts, minibatches: tuple[tuple[int, ...], ...], repeated: int) -> float:
+    """A step. Repeated minibatches are alike: the first, and each further one with its proximal pass."""
+    one = costs.step_seconds(minibatches)
+    further = costs.step_seconds(minibatches * 2) - one if repeated > 1 else 0.0
+    return one + (repeated - 1) * further + costs.publish_seconds()
 
 
 def _steady(settings: Settings, work: Work, colocated: bool) -> float:
-    """Answers of a batch at the rate at which engines end them, and what the new weights cost each engine."""
+    """Answers of a batch at the rate at which engines end them, and what the new weights cost each engine.
+
+    With more answers at the same time decoding is more efficient, but each update has more caches to compute anew.
+    Slots of groups that are ready and wait for the trainer take from what runs, so that it need not be all that could;
+    the best number is assumed.
+    """
     engine, engines = EngineCosts.of(settings), layout_of(settings).engines
-    control, rollout, prompt = settings.control, settings.rollout, settings.simulate.prompt_tokens
-    batch = control.batch_size * rollout.group_size
-    slots = (control.max_staleness + colocated) * batch  # apart from those that are being trained meanwhile
+    control, group = settings.control, settings.rollout.group_size
+    slots = (control.max_staleness + colocated) * control.batch_size * group  # apart from those in training meanwhile
     half_way = work.square / work.mean / 2  # what a running answer has so far: long ones run for longer
-    cached = prompt + half_way
-    running = max(1, int(min(slots / engines, engine.max_running, engine.kv_capacity_tokens / cached)))
+    cached = settings.simulate.prompt_tokens + half_way
+    most = max(1, int(min(slots / engines, engine.max_running, engine.kv_capacity_tokens / cached)))
+    numbers = {max(1, most >> halvings) for halvings in range(most.bit_length())}
+    return min(_at_steady(settings, work, engine, engines, running, cached) for running in numbers)
+
+
+def _at_steady(settings: Settings, work: Work, engine: EngineCosts, engines: int, running: int, cached: float) -> float:
+    """The same with `running` answers on each engine, of `cached` tokens each in the mean."""
+    control, rollout, prompt = settings.control, settings.rollout, settings.simulate.prompt_tokens
     base, per_kv = engine.decode(running)
     step = base + per_kv * running * cached
-    decoding = batch * work.mean / (engines * running) * step
+    decoding = control.batch_size * rollout.group_size * work.mean / (engines * running) * step
     prompts = control.batch_size / engines * engine.prefill_seconds(prompt, prompt * prompt / 2)
     update = engine.update_seconds()
     if rollout.interrupt == "recompute":

@@ -85,7 +85,7 @@ def load_model_shape(path: str, key: str = "simulate.model") -> ModelShape:
     """
     table = catalogue_models().get(path.lower())
     if table is not None:
-        return ModelShape(name=path.lower(), **table)
+        return ModelShape(name=path.lower(), **{key: value for key, value in table.items() if key != "hub"})
     config = _config_path(path, key)
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
