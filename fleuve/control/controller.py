@@ -78,6 +78,7 @@ class Controller:
         self._journal = journal or NoJournal()
         self._saving = Saving(settings.checkpoint)
         self._waves = Waves(fleet, settings.rollout.group_size) if settings.reproducible else None
+        self._before_wave: list[Record] = []
         self.cut = False
         """A step was cut short, and does not count: what the trainer holds now belongs to no version."""
         self._signal = Signal()
@@ -141,8 +142,12 @@ class Controller:
         self._saving.asked = True
         self._signal.notify()
 
-    def snapshot(self, next_record: int = 0) -> list[Record]:
-        """What a checkpoint keeps of the controller: see `past.snapshot`."""
+    def snapshot(self) -> list[Record]:
+        """What a checkpoint keeps of the controller: see `past.snapshot`. Of a wave, what there was before it: it is
+        computed in the same course again only if all of it is."""
+        return self._before_wave if self._before_wave and self._running else self._snapshot()
+
+    def _snapshot(self) -> list[Record]:
         return snapshot(
             self.gate,
             self.version,
@@ -150,7 +155,7 @@ class Controller:
             self._prompts,
             self._ready.values(),
             evaluated=self._reported_evaluation,
-            next_record=next_record,
+            next_record=self._journal.next,
         )
 
     def state(self) -> dict[str, object]:
@@ -190,6 +195,7 @@ class Controller:
 
     def _start_groups(self, tasks: asyncio.TaskGroup) -> int:
         """All that may be; how many."""
+        self._before_wave = self._snapshot()
         count = 0
         while self._room():
             self._start_group(tasks)

@@ -84,12 +84,18 @@ Record = State | Admitted | Ready | Dropped | Step | Evaluated
 class Journal(Protocol):
     """Where the controller writes down what happens, before anything else comes of it."""
 
+    @property
+    def next(self) -> int:
+        """The number of the next record."""
+
     def write(self, record: Record) -> None:
         """Returns once the record outlives this process. Never raises: a run does not end for its journal's sake."""
 
 
 class NoJournal:
     """For controllers whose run is not to be continued: the simulator's."""
+
+    next = 0
 
     def write(self, record: Record) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fleuve.contracts import PromptSource
 from fleuve.control.gate import Gate
@@ -58,12 +58,6 @@ class Past:
                 pass
         return None
 
-    def serve_again(self) -> None:
-        """Forget the answers of the groups that are ready: they are running, as if none had finished yet."""
-        prompts = {**self.running, **{i: g.prompt for i, g in self.ready.items()}}
-        self.running = dict(sorted(prompts.items()))
-        self.ready = {}
-
     def _restore(self, state: State) -> None:
         self.version, self.admitted, self.trained = state.version, state.admitted, state.trained
         self.dropped = Counter(state.dropped)
@@ -99,6 +93,22 @@ class Past:
         self.version = step.version
         self.trained += len(step.trained)
         return batch
+
+
+def whole_waves(records: Iterable[Record], running: Collection[int] = ()) -> int:
+    """How many of a journal's `records` to keep, so that they end between two waves: the groups of a wave are sampled
+    together, or their answers are not the same to the last bit. `running` are the groups that ran before."""
+    alive = set(running)
+    read = kept = 0
+    for record in records:
+        if isinstance(record, Admitted):
+            if not alive:
+                kept = read
+            alive.add(record.group)
+        elif isinstance(record, Ready | Dropped):
+            alive.discard(record.group)
+        read += 1
+    return kept if alive and not running else read
 
 
 def snapshot(

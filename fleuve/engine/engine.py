@@ -7,8 +7,10 @@ versions, and once `update` has been carried out no token of an older one is sam
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +23,7 @@ from fleuve.engine.parameters import Parameters
 from fleuve.engine.runner import Runner
 from fleuve.engine.scheduler import Limits, Scheduler
 from fleuve.engine.sequence import Sequence
-from fleuve.types import Completion, GenerationRequest, Interrupt, WeightUpdate
+from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightUpdate
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters: every token of an answer is compared with every beginning of every stop string
@@ -52,6 +54,11 @@ class Outcome:
     sampled: list[tuple[str, int, float]] = field(default_factory=list)
     ended: list[Completion | tuple[str, Exception]] = field(default_factory=list)
     updated: list[Update] = field(default_factory=list)
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts `2/10` after `2/9`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 class Engine:
@@ -104,6 +111,14 @@ class Engine:
             raise RequestError(refusal)
         if min(prompt) < 0 or max(prompt) >= self.vocabulary:
             raise RequestError(f"input_ids outside the model's vocabulary of {self.vocabulary} tokens")
+        if request.output_ids:
+            self._check_given(request.output_ids, sampling.max_new_tokens)
+
+    def _check_given(self, tokens: list[int], most: int) -> None:
+        if len(tokens) >= most:
+            raise RequestError(f"output_ids has {len(tokens)} tokens, and max_new_tokens is {most}: nothing is left")
+        if min(tokens) < 0 or max(tokens) >= self.vocabulary:
+            raise RequestError(f"output_ids outside the model's vocabulary of {self.vocabulary} tokens")
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request.
@@ -118,8 +133,16 @@ class Engine:
         sequence = Sequence.of(request, self._arrivals, self.eos)
         self._sequences[request.request_id] = sequence
         if request.sampling.stop:
-            self._texts[sequence] = Detokenizer(self.tokenizer, sequence.prompt, request.sampling.stop)
+            self._texts[sequence] = text = Detokenizer(self.tokenizer, sequence.prompt, request.sampling.stop)
+            for token in request.output_ids:
+                text.push(token)
         self.scheduler.add(sequence)
+
+    def settle(self) -> None:
+        """Leave nothing to chance that a pause can take out of it: requests that have come since and have not begun are
+        taken up in the order of their ids, whenever each arrived; rows of answers that have ended are free."""
+        self.scheduler.reorder(lambda s: natural(s.request.request_id.partition(":")[2]))
+        self.runner.move(self.scheduler.take_released())
 
     def abort(self, request_ids: Seq[str]) -> list[Completion]:
         """End these requests now; unknown ids are passed over. Returns what each has so far."""
@@ -128,6 +151,11 @@ class Engine:
             sequence.finish_reason = "abort"
             self._forget(sequence)
         return [s.completion() for s in found]
+
+    def progress(self, known: Mapping[str, int]) -> list[Progress]:
+        """What has come of these requests beyond the tokens known of each; those that are not in flight are left out."""
+        found = [(s, start) for i, start in known.items() if (s := self._sequences.get(i)) is not None]
+        return [s.progress(start) for s, start in found]
 
     def request_update(self, update: Update) -> None:
         """Have the weights swapped before a coming step (`Outcome.updated` says when it is done)."""

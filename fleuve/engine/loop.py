@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleuve.engine.engine import Engine, Outcome, RequestError, Update
-from fleuve.types import Completion, GenerationRequest, Interrupt, WeightFile, WeightUpdate
+from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightFile, WeightUpdate
 from fleuve.weights.store import read_weights
 
 T = TypeVar("T")
@@ -128,13 +128,26 @@ class EngineLoop:
         await self._command(command)
         return len(ours)
 
+    async def progress(self, known: dict[str, int]) -> list[Progress]:
+        """What has come of these requests beyond the tokens known of each; those that are not in flight are left out."""
+        theirs = {self._ids[i]: i for i in known if i in self._ids}
+        found = await self._command(lambda: self.engine.progress({ours: known[i] for ours, i in theirs.items()}))
+        return [msgspec.structs.replace(p, request_id=theirs[p.request_id]) for p in found]
+
     async def pause(self) -> None:
         """No step begins after this returns, until `resume`. Weights can still be swapped."""
         await self._command(lambda: setattr(self, "_paused", True))
 
     async def resume(self) -> None:
-        """Go on; nothing changes if it was not paused."""
-        await self._command(lambda: setattr(self, "_paused", False))
+        """Go on; nothing changes if it was not paused. What came during the pause is taken up as if it had all come at
+        once (`Engine.settle`)."""
+
+        def go_on() -> None:
+            if self._paused:
+                self.engine.settle()
+                self._paused = False
+
+        await self._command(go_on)
 
     async def metrics(self) -> dict[str, float]:
         """The engine's counters (see `Engine.metrics`) and whether it is paused."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from fleuve.engine.attention import CacheAttention, ClassWork, Piece
 from fleuve.engine.kv_cache import KVCache, Layout, Slab
 from fleuve.engine.sampler import Draw, sample
-from fleuve.engine.scheduler import Chunk, Plan
+from fleuve.engine.scheduler import Chunk, Move, Plan
 from fleuve.engine.sequence import Sequence
 from fleuve.errors import UserError
 from fleuve.modeling.forward import agrees_with_own_forward, hidden_states, logits
@@ -59,6 +59,11 @@ class Runner:
         self.model = model
         self.device: torch.device = weights.device
         self.cache = KVCache(cache_layout(model), weights.dtype, self.device)
+
+    @torch.inference_mode()
+    def move(self, moves: list[Move]) -> None:
+        """Carry out moves between two steps."""
+        self.cache.apply(moves)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> list[tuple[Sequence, int, float]]:

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from fleuve.engine.sequence import Sequence
 
@@ -117,6 +119,19 @@ class Scheduler:
         """Queue a request that `refusal` found nothing against."""
         insort(self.waiting, sequence, key=lambda s: s.arrival)
 
+    def reorder(self, key: Callable[[Sequence], Any]) -> None:
+        """Take up the requests that have not begun in the order of `key` instead of their arrival."""
+        fresh = [s for s in self.waiting if not s.num_output and not s.num_cached]
+        arrivals = sorted(s.arrival for s in fresh)
+        for sequence, arrival in zip(sorted(fresh, key=key), arrivals, strict=True):
+            sequence.arrival = arrival
+        self.waiting.sort(key=lambda s: s.arrival)
+
+    def take_released(self) -> list[Move]:
+        """The moves that give up the rows of requests that have ended; the next plan begins with them otherwise."""
+        released, self._released = self._released, []
+        return released
+
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out; its row is released by the next plan's first moves."""
         if sequence in self.running:
@@ -129,8 +144,7 @@ class Scheduler:
 
         Args: `admit_new` False lets only those in that had already begun (an update waits for them to finish).
         """
-        plan = Plan(moves=self._released)
-        self._released = []
+        plan = Plan(moves=self.take_released())
         preempted = self._grow(plan.moves)
         budget = self.limits.prefill_tokens
         computing: set[tuple[int, ...]] = set()  # prompts that a sequence of this very step computes

@@ -9,6 +9,7 @@ little younger.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,13 +100,15 @@ def first_of(segment: Path) -> int:
 
 
 def read_journal(directory: Path, first: int) -> Iterator[Record]:
-    """The records from number `first` on, as far as they can be trusted."""
+    """The records from number `first` on, as far as they can be trusted. A segment ends where the next begins, whatever
+    follows in it: a run that went back to that record wrote the next."""
 
     def numbered() -> Iterator[tuple[int, Record]]:
-        for path, following in itertools.pairwise([*segments(directory), None]):
-            assert path is not None
-            if following is None or first_of(following) > first:  # else all of it comes before
-                yield from unframe(_chunks(path))
+        paths = segments(directory)
+        for path, following in itertools.zip_longest(paths, paths[1:]):
+            end = math.inf if following is None else first_of(following)
+            if end > first:  # else all of it comes before
+                yield from itertools.takewhile(lambda r, end=end: r[0] < end, unframe(_chunks(path)))  # type: ignore[misc]
 
     return in_turn(numbered(), first)
 

@@ -36,6 +36,10 @@ class Memory:
     records: list[Record] = field(default_factory=list)
     checkpoints: list[tuple[int, list[Record]]] = field(default_factory=list)
 
+    @property
+    def next(self) -> int:
+        return len(self.records)
+
     def write(self, record: Record) -> None:
         self.records.append(copy.deepcopy(record))
 
