@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from fleuve.types import Completion, GenerationRequest, Int32Array
 
-ADMIT_ROOM, PREEMPT_ROOM = 128, 64
-"""Steps for which there must be room after an admission, and after a preemption."""
+ADMIT_ROOM, PREEMPT_ROOM = 512, 64
+"""Steps for which there must be room after an admission, and after a preemption. (SGLang 0.4 admits with room for
+0.1 to 0.7 times min(remaining, 4096) tokens of each running answer, and preempts until there is room for 20.)"""
 
 
 @dataclass(eq=False, slots=True)
@@ -66,12 +67,13 @@ class Seats:
         self.capacity = capacity
         self.steps = 0
         self.kv = 0
-        self.running: dict[Answer, None] = {}
+        self.running: dict[Answer, None] = {}  # by arrival: whoever is let in is older than all who wait
         self.waiting: deque[Answer] = deque()
         self._max_running = max_running
         self._admit_room = admit_room
         self._preempt_room = preempt_room
         self._ends: list[tuple[int, int, Answer]] = []  # some have left since, or were taken in again
+        self._stale = False  # some running answer is
         self._prompts: Counter[int] = Counter()  # how many running answers have the prompt in common
 
     def cached(self, answer: Answer) -> int:
@@ -105,8 +107,9 @@ class Seats:
         tokens = again = 0
         pairs = 0.0
         stale: set[int] = set()
-        for answer in self.running:
-            if answer.stale:
+        if self._stale:
+            self._stale = False
+            for answer in [a for a in self.running if a.stale]:
                 answer.stale = False
                 shared = answer.prompt if id(answer.request.input_ids) in stale else 0
                 stale.add(id(answer.request.input_ids))
@@ -153,7 +156,7 @@ class Seats:
         if self.kv + len(self.running) <= self.capacity:
             return preempted
         while len(self.running) > 1 and self.kv + len(self.running) * self._preempt_room > self.capacity:
-            answer = max(self.running, key=lambda a: a.arrival)
+            answer = next(reversed(self.running))
             self._leave(answer)
             answer.done += self.steps - answer.joined
             self.waiting.appendleft(answer)
@@ -163,6 +166,7 @@ class Seats:
     def interrupt(self, drop_caches: bool) -> int:
         """New weights meet everything that has begun: how many answers that are."""
         met = [*self.running, *(a for a in self.waiting if a.done)]
+        self._stale = self._stale or drop_caches
         for answer in met:
             answer.interruptions += 1
             answer.stale = answer.stale or (drop_caches and answer.running)
