@@ -86,7 +86,11 @@ def misfit(settings: Settings) -> Misfit | None:
     hardware, shape, layout = load_hardware(settings.simulate.hardware), model_shape_of(settings), layout_of(settings)
     engine = _engine_misfit(settings, engine_memory(settings, hardware, shape, layout), layout)
     trainer = _trainer_misfit(settings, trainer_memory(settings, hardware, shape, layout), layout)
-    return max((m for m in (engine, trainer) if m is not None), key=lambda m: m.factor, default=None)
+    if engine is None or trainer is None:
+        return engine or trainer
+    # Colocated, it is the trainer's own state that the engine has no room beside.
+    worse = trainer if layout.colocated or trainer.factor > engine.factor else engine
+    return Misfit(worse.reason, max(engine.factor, trainer.factor))
 
 
 def _engine_misfit(settings: Settings, memory: EngineMemory, layout: Layout) -> Misfit | None:
@@ -118,7 +122,8 @@ def candidates(settings: Settings, most_stale: int) -> Iterator[Candidate]:
     """Every layout of `simulate.gpus` devices with each token budget, activations recomputed or kept; memory is not yet
     looked at. Staleness is the most that is allowed: less of it is looked at later."""
     gpus, node = settings.simulate.gpus or 1, load_hardware(settings.simulate.hardware).node
-    sizes = [size for size in (1, 2, 4, 8) if size <= min(node, gpus)]
+    heads = model_shape_of(settings).heads
+    sizes = [size for size in (1, 2, 4, 8) if size <= min(node, gpus) and heads % size == 0]
     longest = longest_sequence(settings)
     for tensor in sizes:
         for trainer in sizes:

@@ -32,10 +32,12 @@ class EngineCosts:
         """The engine that the settings describe.
 
         Raises:
-            UserError: unknown hardware or model, or not one longest answer fits into the engine's memory.
+            UserError: unknown hardware or model, devices that cannot share it, or an engine's memory without room for
+                one longest answer.
         """
         simulate, rollout = settings.simulate, settings.rollout
         hardware, shape = load_hardware(simulate.hardware), model_shape_of(settings)
+        shape.check_split(simulate.tensor_parallel, "simulate.tensor_parallel")
         if simulate.gpus is not None:
             memory = engine_memory(settings, hardware, shape, layout_of(settings))
             capacity = simulate.kv_cache_tokens or memory.kv_tokens

@@ -61,6 +61,18 @@ class ModelShape:
         """Bytes of the whole model."""
         return self.parameters * BYTES[dtype]
 
+    def check_split(self, devices: int, key: str) -> None:
+        """Tensor parallelism gives each device whole attention heads.
+
+        Raises:
+            UserError: `devices` do not divide them; `key` is what the error calls the setting.
+        """
+        if self.heads % devices:
+            nearest = max(d for d in range(1, devices) if self.heads % d == 0)
+            raise UserError(
+                f"{key} = {devices} does not divide the {self.heads} attention heads of {self.name}; {nearest} does"
+            )
+
     def forward_flops(self, tokens: float, pairs: float) -> float:
         """Operations of a forward pass: two for every parameter and token, and four (a product and a sum for the score,
         the same for the value) for every pair of a query and a key, for each unit of attention's width and layer.

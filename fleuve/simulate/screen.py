@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 
 from fleuve.config.settings import Settings
-from fleuve.simulate.candidates import Candidate, Misfit, candidates, misfit
+from fleuve.simulate.candidates import Candidate, Misfit, candidates, longest_sequence, misfit
 from fleuve.simulate.estimate import Estimate, Work, bound, estimate
 
 
@@ -33,8 +33,13 @@ def fitting(settings: Settings, most_stale: int) -> tuple[list[tuple[Candidate, 
 
 
 def fits(settings: Settings) -> bool:
-    """Whether there is any candidate that fits."""
-    return any(misfit(candidate.apply(settings)) is None for candidate in candidates(settings, 1))
+    """Whether there is any candidate that fits: one with the least memory for each layout is enough to know."""
+    longest = longest_sequence(settings)
+    return any(
+        misfit(candidate.apply(settings)) is None
+        for candidate in candidates(settings, 1)
+        if candidate.recompute_activations and candidate.token_budget == longest
+    )
 
 
 def screen(fit: list[tuple[Candidate, Settings]], work: Work, count: int) -> list[Screened]:

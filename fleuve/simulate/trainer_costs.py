@@ -47,13 +47,15 @@ class TrainerCosts:
         """The trainer that the settings describe.
 
         Raises:
-            UserError: unknown hardware or model, or a layout that cannot be.
+            UserError: unknown hardware or model, devices that cannot share it, or a layout that cannot be.
         """
         trainer, algorithm = settings.trainer, settings.algorithm
+        shape = model_shape_of(settings)
+        shape.check_split(settings.simulate.trainer_parallel, "simulate.trainer_parallel")
         own_critic = algorithm.baseline == "critic" and settings.critic.backbone == "own"
         return cls(
             hardware=load_hardware(settings.simulate.hardware),
-            shape=model_shape_of(settings),
+            shape=shape,
             dtype=trainer.dtype,
             publish_dtype=settings.rollout.dtype,
             layout=layout_of(settings),

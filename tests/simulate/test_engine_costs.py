@@ -57,8 +57,16 @@ def test_two_devices_read_half_each_and_exchange_hidden_states() -> None:
 
 
 def test_more_devices_than_key_value_heads_read_the_cache_no_faster() -> None:
-    four, eight = engine(tensor_parallel=4), engine(tensor_parallel=8)  # the 7B model has 4
-    assert eight.decode(1)[1] == pytest.approx(four.decode(1)[1])
+    two, four = (  # the 1.5B model has 2
+        EngineCosts.of(cluster("qwen-1.5b", simulate={"gpus": 16, "costs": IDEAL, "tensor_parallel": devices}))
+        for devices in (2, 4)
+    )
+    assert four.decode(1)[1] == pytest.approx(two.decode(1)[1])
+
+
+def test_devices_that_do_not_divide_the_attention_heads_are_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"simulate.tensor_parallel = 8 does not divide the 28 .* qwen-7b; 7 does$"):
+        engine(tensor_parallel=8)
 
 
 def test_prefill_is_two_operations_a_parameter_and_four_a_pair() -> None:
