@@ -88,6 +88,7 @@ class TrainerSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     logprob_chunk: Positive = 1024
     activation_checkpointing: bool = False
+    max_nonfinite_in_a_row: Positive = 3
     step_timeout: Seconds = 3600.0
     start_timeout: Seconds = 180.0
 
