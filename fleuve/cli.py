@@ -177,6 +177,34 @@ def serve_rewards(
     serve_command(host, port, verifier or [], log, _flags(context))
 
 
+@app.command(context_settings={**_DOTTED, "allow_interspersed_args": True})
+def plan(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A catalogued name (qwen-7b), or a model's directory.")],
+    gpus: Annotated[int, typer.Option(help="Devices in all.", min=1)],
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)],
+    answer: Annotated[int, typer.Option(help="Tokens of the longest answer.", min=1)],
+    batch: Annotated[int, typer.Option(help="Prompts of a step.", min=1)],
+    hardware: Annotated[str, typer.Option(help="What the devices are: a100, h100, h800, h200, cpu.")] = "h100",
+    group_size: Annotated[int, typer.Option(help="Answers to each prompt.", min=1)] = 16,
+    steps: Annotated[int, typer.Option(help="Steps of the run.", min=1)] = 250,
+    max_staleness: Annotated[int, typer.Option(help="The most staleness that is acceptable.", min=1)] = 8,
+    layouts: Annotated[int, typer.Option(help="Plans that are simulated, of all that look good.", min=1)] = 3,
+    data: Annotated[str | None, typer.Option(help="Prompts, for the written file.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Settings file to write the best plan to.")] = None,
+) -> None:
+    """Search how to share devices out for a run: what fits in memory, and is fastest.
+
+    Any setting can follow as a flag, such as --simulate.lengths.mean 6000 --control.overdue train.
+    """
+    flags = _flags(context, model)
+    from fleuve.simulate.plan import planned_run
+    from fleuve.simulate.plan_command import plan_command
+
+    settings = planned_run(model, gpus, hardware, prompt, answer, batch, group_size, steps, data, flags)
+    plan_command(settings, max_staleness, layouts, write)
+
+
 @app.command()
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Sum a run up in a table, and draw RUN/report.png."""

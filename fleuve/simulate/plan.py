@@ -1,0 +1,291 @@
+"""`fleuve plan`: how to share devices out for a run. Arithmetic picks the most promising plans, simulation judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleuve.config.loader import parse_overrides, settings_from
+from fleuve.config.settings import Settings
+from fleuve.errors import UserError
+from fleuve.simulate.candidates import Candidate, Misfit, longest_sequence, staleness_below
+from fleuve.simulate.engine_costs import EngineCosts, model_shape_of
+from fleuve.simulate.estimate import Estimate, Work, estimate, work_of
+from fleuve.simulate.hardware import catalogue_models, load_hardware
+from fleuve.simulate.layout import layout_of
+from fleuve.simulate.lengths import DEFAULT_MEAN
+from fleuve.simulate.model_shape import load_model_shape
+from fleuve.simulate.result import SimulationResult
+from fleuve.simulate.run import simulate, warmup_steps
+from fleuve.simulate.screen import Screened, fits, fitting, screen
+
+CLOSE = 0.02
+"""Plans whose predictions differ by less are taken to be as fast as each other; the less stale one is the better."""
+
+COUNTED = 10
+"""Steps of the steady state that one prediction looks at."""
+
+MOST_GPUS = 8192
+"""Where the search for what would fit ends."""
+
+PATIENCE = 86_400.0
+"""Seconds that a planned run waits for a long answer or a long step, in place of the defaults for small models."""
+
+SEARCHED = (
+    "control.max_staleness",
+    "launch.placement",
+    "rollout.workers",
+    "simulate.rollout_gpus",
+    "simulate.tensor_parallel",
+    "simulate.trainer_parallel",
+    "trainer.activation_checkpointing",
+    "trainer.token_budget",
+)
+"""Settings that a plan consists of."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to do it: the settings that say so, what arithmetic made of it, and what the simulation did."""
+
+    candidate: Candidate
+    settings: Settings
+    estimate: Estimate
+    result: SimulationResult
+
+    @property
+    def hours(self) -> float:
+        return self.result.hours
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Hours of the best plan and of the runner-up if answers are not as assumed."""
+
+    assumption: str
+    best: float
+    runner_up: float | None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """`plans` are of different layouts, the fastest first; `staleness` has the hours of the best one's layout under
+    each bound that was looked at; `synchronous` is the fastest that waits for every batch."""
+
+    plans: list[Plan]
+    staleness: dict[int, float]
+    synchronous: Plan | None
+    sensitivity: list[Sensitivity]
+
+    @property
+    def best(self) -> Plan:
+        return self.plans[0]
+
+    @property
+    def runner_up(self) -> Plan | None:
+        return self.plans[1] if len(self.plans) > 1 else None
+
+
+def planned_run(
+    model: str,
+    gpus: int,
+    hardware: str,
+    prompt_tokens: int,
+    max_new_tokens: int,
+    batch_size: int,
+    group_size: int,
+    steps: int,
+    data: str | None = None,
+    flags: Sequence[str] = (),
+) -> Settings:
+    """The run that is to be planned, in bf16; dotted `flags` change any other setting of it.
+
+    Raises:
+        UserError: one line a mistake: an unknown model or device, or settings that cannot be.
+    """
+    if found := next((key for key in parse_overrides(flags) if key in SEARCHED), None):
+        bound = "; --max-staleness bounds it" if found == "control.max_staleness" else ""
+        raise UserError(f"--{found} is for the plan to find{bound}; leave it out")
+    load_model_shape(model, "MODEL")
+    minibatches = max(m for m in (1, 2, 4) if batch_size % m == 0)
+    source = catalogue_models().get(model.lower())
+    values: dict[str, Any] = {
+        "run_dir": "runs/planned",
+        "steps": steps,
+        "model": {"path": source["hub"] if source else model},
+        "data": {"train": data or "procedural:chain"},
+        "rollout": {
+            "dtype": "bfloat16",
+            "group_size": group_size,
+            "max_new_tokens": max_new_tokens,
+            "request_timeout": PATIENCE,
+        },
+        "control": {"batch_size": batch_size, "group_timeout": PATIENCE},
+        "trainer": {"dtype": "bfloat16", "minibatches": minibatches, "step_timeout": PATIENCE},
+        "simulate": {"hardware": hardware, "gpus": gpus, "prompt_tokens": prompt_tokens},
+    }
+    if source:
+        values["simulate"]["model"] = model.lower()
+    settings = settings_from(Settings, values, flags, "plan")
+    load_hardware(settings.simulate.hardware, "--hardware")
+    return settings
+
+
+def find_plan(
+    settings: Settings, most_stale: int, layouts: int = 3, sensitivity: bool = True, progress: Progress = lambda _: None
+) -> Planned:
+    """Search, with at most `most_stale` versions of staleness; the `layouts` most promising are simulated.
+
+    Raises:
+        UserError: nothing fits; says why, and what would.
+    """
+    work = work_of(settings)
+    fit, nearest = fitting(settings, most_stale)
+    if nearest is not None:
+        raise UserError(refusal(settings, nearest))
+    progress(f"{len(fit)} plans fit")
+    search = _Search(settings, work, progress)
+    plans = search.all(screen(fit, work, layouts))
+    staleness = {most_stale: plans[0].hours}
+    chosen = most_stale
+    for bound in staleness_below(most_stale)[1:]:
+        staleness[bound] = search.with_staleness(plans[0], bound).hours
+        if staleness[bound] > min(staleness.values()) * (1 + CLOSE):
+            break
+        chosen = bound
+    if chosen != most_stale:
+        plans = sorted((search.with_staleness(p, chosen) for p in plans), key=lambda plan: plan.hours)
+    in_turn = [c.with_staleness(0) for c, _ in fit if c.rollout_gpus is None]
+    synchronous = screen([(c, c.apply(settings)) for c in in_turn], work, 1)
+    return Planned(
+        plans=plans,
+        staleness=staleness,
+        synchronous=search.one(synchronous[0]) if synchronous else None,
+        sensitivity=_sensitivity(plans[:2], progress) if sensitivity else [],
+    )
+
+
+class _Search:
+    """Simulates each plan once."""
+
+    def __init__(self, settings: Settings, work: Work, progress: Progress) -> None:
+        self._settings, self._work, self._progress = settings, work, progress
+        self._known: dict[Candidate, Plan] = {}
+
+    def one(self, screened: Screened) -> Plan:
+        plan = self._known.get(screened.candidate)
+        if plan is None:
+            settings = _finished(screened.settings)
+            self._progress(describe(settings))
+            plan = Plan(screened.candidate, settings, screened.estimate, simulate(settings))
+            self._known[screened.candidate] = plan
+        return plan
+
+    def all(self, screened: Sequence[Screened]) -> list[Plan]:
+        """The fastest first."""
+        return sorted((self.one(s) for s in screened), key=lambda plan: plan.hours)
+
+    def with_staleness(self, plan: Plan, most: int) -> Plan:
+        candidate = plan.candidate.with_staleness(most)
+        run = candidate.apply(self._settings)
+        return self.one(Screened(candidate, run, estimate(run, self._work)))
+
+
+def _finished(settings: Settings) -> Settings:
+    """With a number of steps to simulate, and the engines' sizes where a real run reads them."""
+    engine = EngineCosts.of(settings)
+    steps = settings.simulate.steps or warmup_steps(settings.control.max_staleness) + COUNTED
+    rollout = {"kv_cache_tokens": engine.kv_capacity_tokens, "max_running": engine.max_running}
+    return settings.model_copy(
+        update={
+            "simulate": settings.simulate.model_copy(update={"steps": steps}),
+            "rollout": settings.rollout.model_copy(update=rollout),
+        }
+    )
+
+
+def _sensitivity(plans: Sequence[Plan], progress: Progress) -> list[Sensitivity]:
+    """Answers 30 % shorter and longer in the mean, and spread less and more."""
+    lengths, longest = plans[0].settings.simulate.lengths, plans[0].settings.rollout.max_new_tokens
+    if lengths.file is not None:
+        return []
+    mean = DEFAULT_MEAN * longest if lengths.mean is None else lengths.mean
+    changes: list[tuple[str, dict[str, float]]] = [
+        (f"mean {value:,.0f} ({change:+.0%})", {"mean": value})
+        for change in (-0.3, 0.3)
+        if 1 <= (value := mean * (1 + change)) <= longest
+    ]
+    changes += [
+        (f"sigma {lengths.sigma * factor:.2g} ({factor - 1:+.0%})", {"sigma": lengths.sigma * factor})
+        for factor in (0.7, 1.3)
+        if lengths.sigma > 0
+    ]
+    rows = []
+    for assumption, change in changes:
+        progress(f"if answers have {assumption}")
+        hours = [simulate(_with_lengths(plan.settings, change)).hours for plan in plans]
+        rows.append(Sensitivity(assumption, hours[0], hours[1] if len(hours) > 1 else None))
+    return rows
+
+
+def _with_lengths(settings: Settings, change: dict[str, float]) -> Settings:
+    lengths = settings.simulate.lengths.model_copy(update=change)
+    return settings.model_copy(update={"simulate": settings.simulate.model_copy(update={"lengths": lengths})})
+
+
+def describe(settings: Settings) -> str:
+    """The plan in a few words."""
+    layout, trainer = layout_of(settings), settings.trainer
+    engines = f"{layout.engines} engines × {layout.tensor_parallel}"
+    ranks = f"{layout.ranks} ranks × {layout.trainer_parallel}"
+    where = f"{layout.gpus} GPUs in turn: {engines}, {ranks}" if layout.colocated else f"{engines} + {ranks}"
+    return f"{where}, η {settings.control.max_staleness}, {trainer.token_budget:,} tokens"
+
+
+def refusal(settings: Settings, nearest: Misfit) -> str:
+    """One line: what does not fit, why the candidate that comes nearest does not, and what would."""
+    hardware, gpus = load_hardware(settings.simulate.hardware), settings.simulate.gpus or 1
+    what = f"{model_shape_of(settings).name} with sequences of {longest_sequence(settings):,} tokens"
+    would = _what_would(settings)
+    return f"{what} does not fit on {gpus} × {hardware.name}: {nearest.reason}; {would}"
+
+
+def _what_would(settings: Settings) -> str:
+    """The nearest that fits: more devices, or else shorter answers."""
+    gpus, longest = settings.simulate.gpus or 1, settings.rollout.max_new_tokens
+    if (needed := _devices_for(settings)) is not None:
+        return f"{needed} of them would do"
+    halves = [longest >> halvings for halvings in range(1, longest.bit_length())]
+    for shorter in halves:
+        if fits(_answering(settings, shorter)):
+            return f"answers of {shorter:,} tokens would fit"
+    for shorter in halves:
+        if (needed := _devices_for(_answering(settings, shorter))) is not None:
+            return f"answers of {shorter:,} tokens would fit on {needed} of them"
+    return f"neither would more than {gpus} of them, nor shorter answers: try devices with more memory"
+
+
+def _devices_for(settings: Settings) -> int | None:
+    """How many more devices would be enough, to an eighth; None if no number is."""
+    fewest = settings.simulate.gpus or 1
+    if fewest >= MOST_GPUS or not fits(_on(settings, MOST_GPUS)):
+        return None
+    more = fewest * 2
+    while more < MOST_GPUS and not fits(_on(settings, more)):
+        more = min(2 * more, MOST_GPUS)
+    low = max(fewest, more // 2)
+    while more - low > max(1, low // 8):
+        middle = (low + more) // 2
+        low, more = (low, middle) if fits(_on(settings, middle)) else (middle, more)
+    return more
+
+
+def _answering(settings: Settings, longest: int) -> Settings:
+    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"max_new_tokens": longest})})
+
+
+def _on(settings: Settings, gpus: int) -> Settings:
+    return settings.model_copy(update={"simulate": settings.simulate.model_copy(update={"gpus": gpus})})
