@@ -23,8 +23,10 @@ from fleuve.simulate.screen import Screened, fits, fitting, screen
 CLOSE = 0.02
 """Plans whose predictions differ by less are taken to be as fast as each other; the less stale one is the better."""
 
-COUNTED = 10
-"""Steps of the steady state that one prediction looks at."""
+COUNTED_ANSWERS = 40_000
+"""Answers of the steady state that one prediction looks at, in `FEWEST` to `MOST` steps."""
+
+FEWEST, MOST = 4, 12
 
 MOST_GPUS = 8192
 """Where the search for what would fit ends."""
@@ -197,7 +199,9 @@ class _Search:
 def _finished(settings: Settings) -> Settings:
     """With a number of steps to simulate, and the engines' sizes where a real run reads them."""
     engine = EngineCosts.of(settings)
-    steps = settings.simulate.steps or warmup_steps(settings.control.max_staleness) + COUNTED
+    counted = COUNTED_ANSWERS // (settings.control.batch_size * settings.rollout.group_size)
+    warmup = warmup_steps(settings.control.max_staleness)
+    steps = settings.simulate.steps or warmup + min(MOST, max(FEWEST, counted))
     rollout = {"kv_cache_tokens": engine.kv_capacity_tokens, "max_running": engine.max_running}
     return settings.model_copy(
         update={

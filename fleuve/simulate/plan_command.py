@@ -12,7 +12,7 @@ from fleuve.simulate.plan import find_plan
 from fleuve.simulate.plan_report import check_writable, print_plan, write_plan
 
 
-def plan_command(settings: Settings, max_staleness: int, layouts: int, write: Path | None) -> None:
+def plan_command(settings: Settings, max_staleness: int, layouts: int, sensitivity: bool, write: Path | None) -> None:
     """Search, print, and write the best plan to `write` if given.
 
     Raises:
@@ -24,9 +24,9 @@ def plan_command(settings: Settings, max_staleness: int, layouts: int, write: Pa
     errors = Console(stderr=True)
     if terminal:
         with errors.status("looking for plans") as status:
-            planned = find_plan(settings, max_staleness, layouts, progress=lambda what: status.update(f"{what} …"))
+            planned = find_plan(settings, max_staleness, layouts, sensitivity, lambda what: status.update(f"{what} …"))
     else:
-        planned = find_plan(settings, max_staleness, layouts)
+        planned = find_plan(settings, max_staleness, layouts, sensitivity)
     print_plan(planned, Console())
     if write is not None:
         write_plan(write, planned.best)
