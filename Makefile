@@ -1,6 +1,7 @@
 # Every target sets up what it needs: a clone, python3 (3.11 or later) and make are enough.
 #
 #   make train     train the small model that ships with Fleuve; the run is in runs/quickstart
+#   make code      train a small model to write programs, on tests in a sandbox; runs/code
 #   make test      lint, types, tests
 #   make slow      the tests that take minutes
 #   make smollm2   fetch SmolLM2-135M-Instruct and train it
@@ -14,7 +15,7 @@ STAMP := $(VENV)/.installed
 
 export TORCH_INDEX
 
-.PHONY: install train test slow smollm2 clean
+.PHONY: install train code test slow smollm2 clean
 
 install: $(STAMP)
 
@@ -24,6 +25,9 @@ $(STAMP): pyproject.toml scripts/install.sh
 
 train: $(STAMP)
 	$(VENV)/bin/fleuve train examples/quickstart.toml
+
+code: $(STAMP)
+	$(VENV)/bin/fleuve train examples/code.toml
 
 test: $(STAMP)
 	$(VENV)/bin/ruff check .

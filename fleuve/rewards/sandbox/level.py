@@ -6,6 +6,7 @@ from fleuve.errors import UserError
 from fleuve.rewards.sandbox.client import SandboxServer
 from fleuve.rewards.sandbox.run import SandboxError
 
+TITLE = "sandbox for programs"
 MEANING = {
     "namespaces": "own user, process, mount, network and IPC namespaces, and resource limits: a program sees no "
     "network, no process and no file but Python's own, and writes to a scratch folder in memory alone",
@@ -38,4 +39,4 @@ def choose(wanted: str, allow_weak: bool) -> str:
 
 def describe(level: str) -> str:
     """One line for whoever starts a run."""
-    return f"sandbox for programs: {level} ({MEANING[level]})"
+    return f"{TITLE}: {level} ({MEANING[level]})"
