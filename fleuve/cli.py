@@ -179,6 +179,25 @@ def serve_rewards(
     serve_command(host, port, verifier or [], log, _flags(context))
 
 
+@app.command(name="simulate", context_settings={**_DOTTED, "allow_interspersed_args": True})
+def simulate_run(
+    context: typer.Context,
+    config: Config,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare synchronous and asynchronous systems.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw where the time goes.")] = None,
+    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timeline, as in a run.")] = None,
+) -> None:
+    """Say what a run of CONFIG would do, in virtual time, on the cluster of its [simulate] section.
+
+    Any setting can follow as a flag, such as --simulate.gpus 128 --control.max_staleness 8.
+    """
+    flags = _flags(context, str(config))
+    from fleuve.config.loader import load_settings
+    from fleuve.simulate.simulate_command import simulate_command
+
+    simulate_command(load_settings(config, flags), compare, plot, trace)
+
+
 @app.command(context_settings={**_DOTTED, "allow_interspersed_args": True})
 def plan(
     context: typer.Context,

@@ -1,0 +1,58 @@
+"""`fleuve simulate CONFIG`: from the command line's words to figures, a picture and a timeline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from fleuve.config.nearest import did_you_mean, nearest_path
+from fleuve.config.settings import Settings
+from fleuve.errors import UserError
+from fleuve.simulate.run import simulate, simulated_steps
+from fleuve.simulate.simulate_report import draw, print_comparison, print_result
+from fleuve.simulate.systems import systems
+
+PIPED_WIDTH = 200
+"""Columns of a table that nobody looks at in a terminal."""
+
+
+def simulate_command(settings: Settings, compare: bool, plot: Path | None, trace: Path | None) -> None:
+    """Simulate, print, draw to `plot` and write the timeline to `trace` if given.
+
+    Raises:
+        UserError: what the settings ask for cannot be, or a file cannot be written; the latter is found out first.
+    """
+    for flag, path in (("--plot", plot), ("--trace", trace)):
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"{flag} {path}: no such directory: {path.parent}{did_you_mean(nearest_path(path.parent))}")
+    if compare and trace is not None:
+        raise UserError("--trace is of one run: leave --compare out")
+    runs = systems(settings) if compare else {"this run": settings}
+    results = {}
+    for name, run in runs.items():
+        with _shown(f"{name}: step" if compare else "step", simulated_steps(run)) as progress:
+            results[name] = simulate(run, trace=trace, progress=progress)
+    console = Console() if sys.stdout.isatty() else Console(width=PIPED_WIDTH)
+    if compare:
+        print_comparison(results, console)
+    else:
+        print_result(results["this run"], console)
+    if plot is not None:
+        draw(plot, results)
+    for path in (plot, trace):
+        if path is not None:
+            print(f"written to {path}")
+
+
+@contextmanager
+def _shown(what: str, of: int) -> Iterator[Callable[[int], None] | None]:
+    """In a terminal, how far it is."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Console(stderr=True).status(what) as status:
+        yield lambda done: status.update(f"{what} {done} of {of}")
