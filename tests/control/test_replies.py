@@ -29,7 +29,11 @@ class Engine:
         id = self.asked[0] if self.mixes_up else request.request_id
         sample = int(id.partition("~")[0].split("/")[1])
         return Completion(
-            request_id=id, output_ids=[sample] * 3, logprobs=[-1.0] * 3, versions=[self.version] * 3, finish_reason="stop"
+            request_id=id,
+            output_ids=[sample] * 3,
+            logprobs=[-1.0] * 3,
+            versions=[self.version] * 3,
+            finish_reason="stop",
         )
 
 
@@ -49,7 +53,7 @@ async def test_every_answer_is_scored_by_its_own_text():
 
 
 async def test_the_reply_to_another_request_is_an_error_that_names_both():
-    with pytest.raises(RolloutError, match="worker-0: 5/[12] was answered by the reply to 5/0"):
+    with pytest.raises(RolloutError, match=r"worker-0: 5/[12] was answered by the reply to 5/0"):
         await answers(Engine(mixes_up=True))
 
 
