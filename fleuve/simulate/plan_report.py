@@ -11,11 +11,13 @@ from rich.table import Table
 
 from fleuve.config.loader import dump_changes
 from fleuve.config.nearest import did_you_mean, nearest_path
+from fleuve.config.settings import Settings
 from fleuve.errors import UserError
 from fleuve.simulate.candidates import longest_sequence
 from fleuve.simulate.engine_costs import model_shape_of
 from fleuve.simulate.hardware import load_hardware
 from fleuve.simulate.layout import layout_of
+from fleuve.simulate.lengths import DEFAULT_MEAN
 from fleuve.simulate.memory import engine_memory, trainer_memory
 from fleuve.simulate.plan import Plan, Planned
 
@@ -30,6 +32,7 @@ def print_plan(planned: Planned, console: Console) -> None:
         f"{longest_sequence(run):,} tokens",
         soft_wrap=True,
     )
+    console.print(_assumption(run), soft_wrap=True)
     console.print(_comparison(planned, _table(console)))
     console.print(_staleness(planned, _table(console)))
     if planned.sensitivity:
@@ -76,6 +79,18 @@ def plan_text(plan: Plan) -> str:
         "set data.train to your prompts.",
     ]
     return "\n".join(head) + "\n\n" + dump_changes(settings)
+
+
+def _assumption(run: Settings) -> str:
+    """How long answers are taken to be: what a plan depends on most."""
+    lengths, longest = run.simulate.lengths, run.rollout.max_new_tokens
+    if lengths.file is not None:
+        return f"answers as long as those in {lengths.file}"
+    if lengths.mean is None:
+        mean = f"{DEFAULT_MEAN * longest:,.0f} tokens in the mean, for want of better: give --simulate.lengths.mean"
+    else:
+        mean = f"{lengths.mean:,.0f} tokens in the mean"
+    return f"answers of {mean} (lognormal, sigma {lengths.sigma:g})"
 
 
 def _table(console: Console) -> Table:

@@ -158,6 +158,7 @@ def test_the_printed_plan_is_plain_where_it_is_piped_and_has_lines_in_a_terminal
     assert "\x1b" not in piped.getvalue()
     assert "│" in terminal.getvalue()
     text = piped.getvalue()
+    assert "answers of 300 tokens in the mean (lognormal, sigma 0.8)" in text
     for expected in (f"{planned().best.hours:.2f}", "runner-up", "synchronous", "rollout + training GPUs", "mean 390"):
         assert expected in text
 
@@ -218,3 +219,9 @@ def test_the_command_refuses_in_one_line_with_exit_code_2() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: qwen-32b with sequences of 384 tokens does not fit on 1 × h100")
+
+
+def test_arithmetic_alone_comes_near_to_the_simulation() -> None:
+    for plan in (*planned().plans, planned().synchronous):
+        assert plan is not None
+        assert plan.estimate.step == pytest.approx(plan.result.step_seconds, rel=0.35)
