@@ -7,15 +7,16 @@ that names what it waited for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fleuve.types import (
     Batch,
     Completion,
     GenerationRequest,
     Interrupt,
+    Progress,
     Prompt,
     StepResult,
     Trajectory,
@@ -67,6 +68,15 @@ class RolloutEngine(Sampler, Protocol):
     async def resume(self) -> None: ...
 
     async def metrics(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class ContinuingEngine(RolloutEngine, Protocol):
+    """A rollout worker whose unfinished answers can be taken up by another one: it tells how far it has come with them,
+    and it goes on from `GenerationRequest.output_ids`."""
+
+    async def progress(self, known: Mapping[str, int]) -> list[Progress]:
+        """What has come of answers in flight beyond the tokens `known` of each; those not in flight are left out."""
 
 
 class Supervisor(Protocol):

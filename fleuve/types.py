@@ -37,11 +37,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One answer to be sampled by a rollout engine."""
+    """One answer to be sampled by a rollout engine.
+
+    `output_ids` are the answer's first tokens, where another engine has sampled them: it goes on from there as if it
+    had never moved (`max_new_tokens` counts them, and each place in the answer has its own random number), and the
+    completion holds the new tokens alone.
+    """
 
     request_id: str
     input_ids: list[int]
     sampling: SamplingParams
+    output_ids: list[int] = []
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -58,6 +64,22 @@ class Completion(msgspec.Struct, kw_only=True):
     versions: list[int]
     finish_reason: FinishReason
     interruptions: int = 0
+
+
+class ProgressRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of an engine's `POST /progress`: how many new tokens of each answer in flight are known already."""
+
+    known: dict[str, int]
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """What has come of an answer in flight beyond its `start` first new tokens; the arrays are `[tokens]`."""
+
+    request_id: str
+    start: int
+    output_ids: Int32Array
+    logprobs: Float32Array
+    versions: Int32Array
 
 
 class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

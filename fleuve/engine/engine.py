@@ -153,9 +153,9 @@ class Engine:
         return [s.completion() for s in found]
 
     def progress(self, known: Mapping[str, int]) -> list[Progress]:
-        """What has come of these requests beyond the tokens known of each; those that are not in flight are left out."""
+        """What has come of these requests beyond the tokens known of each; those not in flight are left out."""
         found = [(s, start) for i, start in known.items() if (s := self._sequences.get(i)) is not None]
-        return [s.progress(start) for s, start in found]
+        return [s.progress(max(start, 0)) for s, start in found]
 
     def request_update(self, update: Update) -> None:
         """Have the weights swapped before a coming step (`Outcome.updated` says when it is done)."""

@@ -129,7 +129,7 @@ class EngineLoop:
         return len(ours)
 
     async def progress(self, known: dict[str, int]) -> list[Progress]:
-        """What has come of these requests beyond the tokens known of each; those that are not in flight are left out."""
+        """What has come of these requests beyond the tokens known of each; those not in flight are left out."""
         theirs = {self._ids[i]: i for i in known if i in self._ids}
         found = await self._command(lambda: self.engine.progress({ours: known[i] for ours, i in theirs.items()}))
         return [msgspec.structs.replace(p, request_id=theirs[p.request_id]) for p in found]

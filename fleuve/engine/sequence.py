@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fleuve.types import Completion, FinishReason, GenerationRequest
+import numpy as np
+
+from fleuve.types import Completion, FinishReason, GenerationRequest, Progress
 
 
 @dataclass(eq=False, slots=True)
@@ -12,6 +14,7 @@ class Sequence:
     """A prompt, the answer so far, and how much of both the KV cache holds.
 
     `tokens` is prompt and answer together; a step feeds `tokens[num_cached:]` (or the start of it) to the model.
+    Its first `given` answer tokens came with the request, from another engine.
     `capacity` is the size in tokens of the cache row it holds (0: none). `prompt_version` is the version whose weights
     computed every cached position; None when there is none, or when the weights have changed since.
     """
@@ -25,6 +28,7 @@ class Sequence:
     num_cached: int = 0
     capacity: int = 0
     prompt_version: int | None = None
+    given: int = 0
     interruptions: int = 0
     finish_reason: FinishReason | None = None
     stop_token_ids: frozenset[int] = frozenset()
@@ -39,7 +43,10 @@ class Sequence:
             request=request,
             arrival=arrival,
             prompt=tuple(request.input_ids),
-            tokens=list(request.input_ids),
+            tokens=[*request.input_ids, *request.output_ids],
+            logprobs=[0.0] * len(request.output_ids),
+            versions=[0] * len(request.output_ids),
+            given=len(request.output_ids),
             stop_token_ids=stops,
         )
 
@@ -78,13 +85,24 @@ class Sequence:
         self.num_cached = 0
         self.prompt_version = None
 
+    def progress(self, start: int) -> Progress:
+        """What this engine has sampled beyond the `start` first tokens of its own."""
+        at = self.given + start
+        return Progress(
+            request_id=self.request.request_id,
+            start=start,
+            output_ids=np.array(self.tokens[len(self.prompt) + at :], np.int32),
+            logprobs=np.array(self.logprobs[at:], np.float32),
+            versions=np.array(self.versions[at:], np.int32),
+        )
+
     def completion(self) -> Completion:
-        """The answer as the engine returns it."""
+        """The answer as the engine returns it: what it has sampled itself."""
         return Completion(
             request_id=self.request.request_id,
-            output_ids=self.tokens[len(self.prompt) :],
-            logprobs=self.logprobs,
-            versions=self.versions,
+            output_ids=self.tokens[len(self.prompt) + self.given :],
+            logprobs=self.logprobs[self.given :],
+            versions=self.versions[self.given :],
             finish_reason=self.finish_reason or "abort",
             interruptions=self.interruptions,
         )

@@ -24,7 +24,16 @@ from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.parameters import WeightsMismatchError
 from fleuve.engine.service import Service, context_of, open_engine
-from fleuve.types import AbortRequest, GenerationRequest, UpdateRequest, WeightFile, decode, encode, to_json
+from fleuve.types import (
+    AbortRequest,
+    GenerationRequest,
+    ProgressRequest,
+    UpdateRequest,
+    WeightFile,
+    decode,
+    encode,
+    to_json,
+)
 from fleuve.weights.store import WeightError
 from fleuve.wire.confine import OutsideError, confined
 from fleuve.wire.guard import guard, knows, take_token
@@ -107,6 +116,9 @@ def application(service: Service, token: str | None = None) -> web.Application:
         body = await _read(request, AbortRequest)
         return _reply(request, {"aborted": await loop.abort(body.request_ids)})
 
+    async def progress(request: web.Request) -> web.Response:
+        return _reply(request, await loop.progress((await _read(request, ProgressRequest)).known))
+
     async def pause(request: web.Request) -> web.Response:
         await loop.pause()
         return _reply(request, {"paused": True})
@@ -132,6 +144,7 @@ def application(service: Service, token: str | None = None) -> web.Application:
             web.post("/generate", generate),
             web.post("/update_weights", update_weights),
             web.post("/abort", abort),
+            web.post("/progress", progress),
             web.post("/pause", pause),
             web.post("/resume", resume),
             web.get("/health", health),

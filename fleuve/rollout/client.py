@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,6 +16,8 @@ from fleuve.types import (
     Completion,
     GenerationRequest,
     Interrupt,
+    Progress,
+    ProgressRequest,
     UpdateRequest,
     WeightFile,
     WeightUpdate,
@@ -91,6 +93,11 @@ class EngineClient:
         await self._post(
             "/abort", AbortRequest(request_ids=list(request_ids)), dict[str, Any], self._update_timeout, "abort"
         )
+
+    async def progress(self, known: Mapping[str, int]) -> list[Progress]:
+        """What has come of answers in flight beyond the tokens known of each."""
+        body = ProgressRequest(known=dict(known))
+        return await self._post("/progress", body, list[Progress], self._update_timeout, "the progress of answers")
 
     async def pause(self) -> None:
         await self._post("/pause", {}, dict[str, Any], self._update_timeout, "pause")
