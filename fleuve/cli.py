@@ -238,6 +238,17 @@ def replay_step(
     print(replay(path, step))
 
 
+@app.command(name="replay-step")
+def replay_step(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a file of its failed/.")],
+    step: Annotated[int | None, typer.Option(help="Which failed step; the newest if not given.", min=1)] = None,
+) -> None:
+    """Take a step again that had a NaN or an infinity in it, and show which answer and token it came from."""
+    from fleuve.train.replay_command import replay_step as replay
+
+    print(replay(path, step))
+
+
 @app.command()
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
     """Sum a run up in a table, and draw RUN/report.png."""

@@ -1,8 +1,12 @@
-"""Groups that come to nothing: whose prompt is worth another try, and when it is not the prompts any more."""
+"""When a run has failed: groups that come to nothing, whose prompt may be worth another try, and updates that do."""
 
 from __future__ import annotations
 
 from collections import Counter
+
+from fleuve.config.settings import Settings
+from fleuve.contracts import RunError
+from fleuve.types import StepResult
 
 ATTEMPTS = 2
 """How often a prompt is tried whose groups fail, before it is given up."""
@@ -33,3 +37,18 @@ class Failures:
         """A group of `prompt` came through."""
         self._in_a_row.clear()
         self._attempts.pop(prompt, None)
+
+
+def check_finite(result: StepResult, settings: Settings) -> None:
+    """The groups of a step count as trained also where its updates were skipped for a NaN or an infinity: the version
+    that it made has the weights of the one before. But that is no way to spend days.
+
+    Raises:
+        RunError: `trainer.max_nonfinite_in_a_row` updates in a row were skipped.
+    """
+    in_a_row = result.metrics.get("loss/nonfinite_in_a_row", 0.0)
+    if in_a_row >= settings.trainer.max_nonfinite_in_a_row:
+        raise RunError(
+            f"{in_a_row:.0f} updates in a row had a loss or a gradient that is not finite, the last in step "
+            f"{result.version}, and were skipped; see where it came from with: fleuve replay-step {settings.run_dir}"
+        )

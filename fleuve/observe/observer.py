@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
+from fleuve.observe import failed
 from fleuve.observe.live import Progress, view_for
 from fleuve.observe.metrics import MetricsFile, TensorBoard
 from fleuve.observe.rollouts import write_rollouts
@@ -61,8 +62,13 @@ class RunObserver:
             if self._trace:
                 self._trace.flush()
         self._view.step(row)
-        if skipped := int(metrics.get("loss/skipped_nonfinite", 0)):
-            self.note(f"step {metrics['step']:.0f}: {skipped} updates skipped: the loss or its gradient is not finite")
+        if skipped := int(metrics.get(failed.COUNT, 0)):
+            with _disk_errors_named(self._run):
+                file = failed.save_failed(self._run.root, self._settings.model_dump(mode="json"), batch, metrics)
+            self.note(
+                f"step {metrics['step']:.0f}: {skipped} updates skipped: the loss or its gradient is not finite; the "
+                f"batch is kept in {file}"
+            )
 
     def span(self, track: str, name: str, start: float, end: float, **args: object) -> None:
         if self._trace:

@@ -110,6 +110,10 @@ class Critic:
         """One update from the gradients added up; see `MasterOptimizer.step`. Its norm is `critic/grad_norm`."""
         return self.optimizer.step(self.learning_rate, self.max_grad_norm, usable)
 
+    def norm(self) -> float:
+        """Of the gradients added up so far."""
+        return self.optimizer.norm()
+
     def zero_grad(self) -> None:
         """Forget the gradients added up so far."""
         self.optimizer.zero_grad()

@@ -62,6 +62,10 @@ class MasterOptimizer:
             if master.grad is not None:
                 master.grad.zero_()
 
+    def norm(self) -> float:
+        """The global norm of the summed gradients."""
+        return float(torch.nn.utils.get_total_norm([m.grad for m in self.masters.values() if m.grad is not None]))
+
     @torch.no_grad()
     def step(self, learning_rate: float, max_grad_norm: float, usable: bool = True) -> tuple[float, bool]:
         """One update from the summed gradients, their global norm clipped; then forget them (and only that, if they are
@@ -72,7 +76,7 @@ class MasterOptimizer:
             nor when it is 0, since AdamW would move the weights by its momentum alone.
         """
         gradients = [m.grad for m in self.masters.values() if m.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = self.norm()
         updated = usable and math.isfinite(norm) and norm > 0
         if updated:
             if norm > max_grad_norm:

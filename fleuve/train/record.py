@@ -39,9 +39,11 @@ class Accumulated:
 @dataclass
 class UpdateRecord:
     """The updates of one step. `updates` counts those that were computed, also if they were `refused`, for a NaN or an
-    infinity, or `idle`, of a gradient of zero."""
+    infinity, or `idle`, of a gradient of zero. `in_a_row` counts those refused since the latest that was not, which may
+    lie in an earlier step."""
 
     learning_rate: float
+    in_a_row: int = 0
     skipped: int = 0
     refused: int = 0
     idle: int = 0
@@ -70,7 +72,9 @@ class UpdateRecord:
         self.updates += 1
         if any(n is not None and math.isnan(n) for n in (norm, critic_norm)):
             self.refused += 1
+            self.in_a_row += 1
             return
+        self.in_a_row = 0
         self.idle += not any((norm, critic_norm))
         self.losses.append(minibatch.policy_loss)
         self.norms += [] if norm is None else [norm]
@@ -87,6 +91,7 @@ class UpdateRecord:
             "loss/learning_rate": self.learning_rate,
             "loss/skipped_minibatches": float(self.skipped + self.idle),
             "loss/skipped_nonfinite": float(self.refused),
+            "loss/nonfinite_in_a_row": float(self.in_a_row),
         }
         if self.skipped and not self.updates:  # nothing to learn: that is a loss and a gradient of zero
             metrics |= {"loss/policy": 0.0, "loss/grad_norm": 0.0}

@@ -20,7 +20,7 @@ from fleuve.train import checkpoint
 from fleuve.train.anchors import Anchors, find_anchors, proximal_of
 from fleuve.train.credit import Credits, PerToken, assign_credit, with_credit
 from fleuve.train.metrics import StartOfStep, batch_metrics, credit_metrics, learnt_tokens
-from fleuve.train.microbatch import MicroBatch, Minibatch, evaluate_samples, make_micro_batches, sample_of
+from fleuve.train.microbatch import MicroBatch, Minibatch, Sample, evaluate_samples, make_micro_batches, sample_of
 from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.parts import open_critic, open_reference, policy_loss_of
 from fleuve.train.policy import Policy
@@ -62,14 +62,15 @@ class Trainer:
         self.loss = policy_loss_of(settings)
         self.reference = open_reference(settings, self.device)
         self.critic = open_critic(settings, self.policy)
+        self._nonfinite_in_a_row = 0
 
     def step(self, batch: Batch) -> StepResult:
         """Make version `batch.version + 1`.
 
         A minibatch in which nothing can be learnt (all advantages zero and no regulariser, all tokens masked, or a
         gradient of zero for whatever reason) gives no update: AdamW would move the weights by its momentum alone. A
-        loss or gradient that is NaN or infinite gives none either. Both are counted, and the version advances all the
-        same: the batch was consumed.
+        loss or gradient that is NaN or infinite gives none either: weights and moments stay as they are, bit for bit.
+        Both are counted, and the version advances all the same: the batch was consumed.
 
         An interrupted step keeps the minibatches that it finished; if there are none, no version is made.
 
@@ -159,31 +160,37 @@ class Trainer:
         Answers that have no gradient, since their advantages are zero and nothing else is learnt from them, do not go
         through the model; but their tokens count in the loss's totals as everybody's do.
         """
-        settings = self.settings
-        learnt_of = self._learnt(batch)
-        everything = settings.algorithm.regularised or self.critic is not None
         minibatches = []
-        for part in split_evenly(len(batch.groups), settings.trainer.minibatches):
-            samples, tokens, answers = [], 0, 0
-            for group, row in zip(batch.groups[part], credits[part], strict=True):
-                for trajectory, credit in zip(group.trajectories, row, strict=True):
-                    if credit is None:
-                        continue
-                    learnt = learnt_of(trajectory)
-                    tokens += int(learnt.sum())
-                    answers += bool(learnt.any())
-                    if everything or bool(credit.advantages.any()):
-                        samples.append(with_credit(sample_of(trajectory, learnt), credit))
-            micro_batches = make_micro_batches(samples, settings.trainer.token_budget, self.device)
-            minibatches.append(Minibatch(batch.groups[part], micro_batches, Totals(tokens, answers)))
+        for part in split_evenly(len(batch.groups), self.settings.trainer.minibatches):
+            samples, totals = self._samples(batch, credits, part)
+            micro_batches = make_micro_batches(list(samples.values()), self.settings.trainer.token_budget, self.device)
+            minibatches.append(Minibatch(batch.groups[part], micro_batches, totals))
         return minibatches
+
+    def _samples(self, batch: Batch, credits: Credits, part: slice) -> tuple[dict[tuple[int, int], Sample], Totals]:
+        """What is learnt from the groups of `part`, by (index of the group in the batch, of the answer in it), and the
+        loss's totals over it."""
+        learnt_of = self._learnt(batch)
+        everything = self.settings.algorithm.regularised or self.critic is not None
+        samples: dict[tuple[int, int], Sample] = {}
+        tokens = answers = 0
+        for g in range(len(batch.groups))[part]:
+            for i, (trajectory, credit) in enumerate(zip(batch.groups[g].trajectories, credits[g], strict=True)):
+                if credit is None:
+                    continue
+                learnt = learnt_of(trajectory)
+                tokens += int(learnt.sum())
+                answers += bool(learnt.any())
+                if everything or bool(credit.advantages.any()):
+                    samples[g, i] = with_credit(sample_of(trajectory, learnt), credit)
+        return samples, Totals(tokens, answers)
 
     def _update(
         self, minibatches: list[Minibatch], anchors: list[Anchors], start: StartOfStep
     ) -> tuple[int, dict[str, float]]:
         """One optimiser update a minibatch; returns how many minibatches were done, and the metrics of the updates."""
         learning_rate = self._learning_rate()
-        record = UpdateRecord(learning_rate)
+        record = UpdateRecord(learning_rate, in_a_row=self._nonfinite_in_a_row)
         for minibatch, anchor in zip(minibatches, anchors, strict=False):
             if self.interrupted.is_set():
                 break
@@ -196,14 +203,21 @@ class Trainer:
             if accumulated is None:
                 break
             record.add(accumulated, *self._apply(accumulated, learning_rate))
+        self._nonfinite_in_a_row = record.in_a_row
         return record.done, record.metrics()
 
     def _accumulate(
-        self, minibatch: Minibatch, anchor: Anchors, progress: float, start: StartOfStep | None
+        self,
+        minibatch: Minibatch,
+        anchor: Anchors,
+        progress: float,
+        start: StartOfStep | None,
+        watch: Callable[[LossInputs], None] | None = None,
     ) -> Accumulated | None:
         """Add up the gradients of one minibatch, or forget them and return None if interrupted.
 
         `start` is given while the weights are still those of the start of the step, and nobody has told it of them.
+        `watch` sees what each micro-batch's loss is made of.
         """
         algorithm = self.settings.algorithm
         accumulated = Accumulated()
@@ -229,6 +243,8 @@ class Trainer:
                     reference=reference,
                     entropies=output.entropies if bonus else None,
                 )
+                if watch is not None:
+                    watch(inputs)
                 loss, sums = self.loss(inputs, minibatch.totals, anchor.weight_limit)
             accumulated.add_policy(loss, sums)
             if self.critic is not None:
@@ -247,6 +263,8 @@ class Trainer:
         update to make, NaN where it was refused, 0 where there was nothing to learn."""
         limit = self.settings.trainer.max_grad_norm
         usable = accumulated.finite
+        if self.critic is not None and not self._only_critic:  # neither learns from what the other must not
+            usable = usable and math.isfinite(self.optimizer.norm()) and math.isfinite(self.critic.norm())
         norm = critic_norm = None
         if self._only_critic:
             self.optimizer.zero_grad()
