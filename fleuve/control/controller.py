@@ -16,6 +16,8 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import msgspec
+
 from fleuve.config.settings import Settings
 from fleuve.contracts import (
     Observer,
@@ -26,7 +28,7 @@ from fleuve.contracts import (
     TrainerError,
     Workflow,
 )
-from fleuve.control.batching import next_batch, surplus
+from fleuve.control.batching import next_batch
 from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures, check_finite
@@ -95,18 +97,15 @@ class Controller:
         self._take_over(past)
 
     def _take_over(self, past: Past) -> None:
-        """Groups that were ready are so again; those that ran run again once `run` is called, by the version of now. So
-        do those that would be trained staler than η: the step before was cut short, and took fewer than it should."""
-        control = self._settings.control
-        deadlines = {i: g.oldest_version + control.max_staleness for i, g in past.ready.items()}
-        again = surplus(deadlines, self.version, control.batch_size) if control.overdue == "wait" else set()
-        self._ready = {i: g for i, g in past.ready.items() if i not in again}
-        self._prompts = dict(sorted([*past.running.items(), *((i, g.prompt) for i, g in past.ready.items())]))
-        live = {i: self._ready[i].oldest_version if i in self._ready else self.version for i in self._prompts}
-        self.gate.resume(past.admitted, past.trained, past.dropped, live)
-        for group in self._ready.values():
+        """Groups that were ready are so again; those that ran run again once `run` is called, by the version of now."""
+        live = dict.fromkeys(past.running, self.version) | {i: g.oldest_version for i, g in past.ready.items()}
+        self.gate.resume(past.admitted, past.trained, past.dropped, dict(sorted(live.items())))
+        prompts = past.running | {i: g.prompt for i, g in past.ready.items()}
+        self._prompts = dict(sorted(prompts.items()))
+        for group in past.ready.values():
             self.gate.finish(group.id, group.oldest_version)
-        self._to_run = deque(i for i in self._prompts if i not in self._ready)
+            self._ready[group.id] = group
+        self._to_run = deque(past.running)
 
     # --- the life of a run ------------------------------------------------------------------------------------------
 
@@ -158,6 +157,16 @@ class Controller:
             evaluated=self._reported_evaluation,
             next_record=self._journal.next,
         )
+
+    def state(self) -> dict[str, object]:
+        """The data cursor, the pending prompts, the ledger."""
+        return {
+            "source": self._source.state(),
+            "pending": msgspec.to_builtins(self.pending()),
+            "admitted": self.gate.admitted,
+            "trained": self.gate.trained,
+            "dropped": dict(self.gate.dropped),
+        }
 
     # --- admit ------------------------------------------------------------------------------------------------------
 
