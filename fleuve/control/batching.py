@@ -51,3 +51,16 @@ def next_batch(
     taken = set(batch)
     left = {group: deadline for group, deadline in {**ready, **running}.items() if group not in taken}
     return batch if feasible(left, version + 1, batch_size) else None
+
+
+def surplus(deadlines: Mapping[int, int], version: int, batch_size: int) -> set[int]:
+    """The groups (`deadlines`: group → deadline) that cannot all be trained by their deadlines, whatever the order of
+    the steps from `version` on: without them the others can. Of equal deadlines, those admitted last."""
+    left_out: set[int] = set()
+    taken = 0
+    for group in sorted(deadlines, key=lambda g: (deadlines[g], g)):
+        if taken < (deadlines[group] - version + 1) * batch_size:
+            taken += 1
+        else:
+            left_out.add(group)
+    return left_out

@@ -16,8 +16,6 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from fleuve.config.settings import Settings
 from fleuve.contracts import (
     Observer,
@@ -28,7 +26,7 @@ from fleuve.contracts import (
     TrainerError,
     Workflow,
 )
-from fleuve.control.batching import next_batch
+from fleuve.control.batching import next_batch, surplus
 from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures, check_finite
@@ -63,9 +61,8 @@ class Controller:
         checkpoint: Checkpoint | None = None,
         journal: Journal | None = None,
         past: Past | None = None,
-        version: int = 0,
     ) -> None:
-        past = past or Past(version=version)
+        past = past or Past()
         self.version = past.version
         self.gate = Gate(settings.control.batch_size, settings.control.max_staleness, past.version)
         self._settings = settings
@@ -82,8 +79,6 @@ class Controller:
         self.cut = False
         """A step was cut short, and does not count: what the trainer holds now belongs to no version."""
         self._signal = Signal()
-        self._prompts: dict[int, Prompt] = {}
-        self._ready: dict[int, Group] = {}
         self._running: dict[int, asyncio.Task[None]] = {}
         self._reported_evaluation = past.evaluated
         self._stopping = False
@@ -97,15 +92,18 @@ class Controller:
         self._take_over(past)
 
     def _take_over(self, past: Past) -> None:
-        """Groups that were ready are so again; those that ran run again once `run` is called, by the version of now."""
-        live = dict.fromkeys(past.running, self.version) | {i: g.oldest_version for i, g in past.ready.items()}
-        self.gate.resume(past.admitted, past.trained, past.dropped, dict(sorted(live.items())))
-        prompts = past.running | {i: g.prompt for i, g in past.ready.items()}
-        self._prompts = dict(sorted(prompts.items()))
-        for group in past.ready.values():
+        """Groups that were ready are so again; those that ran run again once `run` is called, by the version of now. So
+        do those that would be trained staler than η: the step before was cut short, and took fewer than it should."""
+        control = self._settings.control
+        deadlines = {i: g.oldest_version + control.max_staleness for i, g in past.ready.items()}
+        again = surplus(deadlines, self.version, control.batch_size) if control.overdue == "wait" else set()
+        self._ready = {i: g for i, g in past.ready.items() if i not in again}
+        self._prompts = dict(sorted([*past.running.items(), *((i, g.prompt) for i, g in past.ready.items())]))
+        live = {i: self._ready[i].oldest_version if i in self._ready else self.version for i in self._prompts}
+        self.gate.resume(past.admitted, past.trained, past.dropped, live)
+        for group in self._ready.values():
             self.gate.finish(group.id, group.oldest_version)
-            self._ready[group.id] = group
-        self._to_run = deque(past.running)
+        self._to_run = deque(i for i in self._prompts if i not in self._ready)
 
     # --- the life of a run ------------------------------------------------------------------------------------------
 
@@ -157,16 +155,6 @@ class Controller:
             evaluated=self._reported_evaluation,
             next_record=self._journal.next,
         )
-
-    def state(self) -> dict[str, object]:
-        """The data cursor, the pending prompts, the ledger."""
-        return {
-            "source": self._source.state(),
-            "pending": msgspec.to_builtins(self.pending()),
-            "admitted": self.gate.admitted,
-            "trained": self.gate.trained,
-            "dropped": dict(self.gate.dropped),
-        }
 
     # --- admit ------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ class Past:
     without one only the groups are followed, which is all that a trainer's steps need to be made again.
     """
 
-    def __init__(self, source: PromptSource | None = None, version: int = 0) -> None:
-        self.version = version
+    def __init__(self, source: PromptSource | None = None) -> None:
+        self.version = 0
         self.admitted = 0
         self.trained = 0
         self.dropped: Counter[str] = Counter()

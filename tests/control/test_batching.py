@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleuve.control.batching import earliest_deadlines, feasible, next_batch
+from fleuve.control.batching import earliest_deadlines, feasible, next_batch, surplus
 from fleuve.control.gate import Gate, State
 
 
@@ -82,3 +82,12 @@ def test_with_wait_no_group_is_ever_trained_staler_than_eta_whatever_the_order(s
         group = gate.admit()
         gate.finish(group, gate.served_version)
     assert next_batch(gate.deadlines(gate.ids(State.READY)), {}, version, batch_size, wait=True) is not None
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(3, 9), max_size=25), st.integers(0, 8), st.integers(1, 4))
+def test_without_the_surplus_every_deadline_can_be_met_and_no_group_is_left_out_in_vain(deadlines, version, batch_size):
+    left_out = surplus(deadlines, version, batch_size)
+    kept = {g: d for g, d in deadlines.items() if g not in left_out}
+    assert feasible(kept, version, batch_size)
+    for group in left_out:
+        assert not feasible({**kept, group: deadlines[group]}, version, batch_size)

@@ -283,7 +283,7 @@ def test_a_stopped_run_keeps_what_is_in_flight_and_not_what_had_no_signal():
     replaced = set(world.source.issued) - set(world.trained()) - pending
     assert len(replaced) == world.controller.gate.dropped["no signal"] > 3
     assert all(map(scores.tied, replaced))
-    assert world.controller.state()["dropped"] == {"no signal": len(replaced)}
+    assert world.controller.snapshot()[0].dropped == {"no signal": len(replaced)}
 
 
 def test_the_reward_of_all_that_finished_is_reported_beside_that_of_what_was_trained():
