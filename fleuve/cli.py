@@ -210,7 +210,7 @@ def plan(
     group_size: Annotated[int, typer.Option(help="Answers to each prompt.", min=1)] = 16,
     steps: Annotated[int, typer.Option(help="Steps of the run.", min=1)] = 250,
     max_staleness: Annotated[int, typer.Option(help="The most staleness that is acceptable.", min=1)] = 8,
-    layouts: Annotated[int, typer.Option(help="Plans that are simulated, of all that look good.", min=1)] = 3,
+    layouts: Annotated[int, typer.Option(help="Splits that are simulated, of all that look good.", min=1)] = 4,
     sensitivity: Annotated[bool, typer.Option(help="Whether to simulate other lengths of answers too.")] = True,
     data: Annotated[str | None, typer.Option(help="Prompts, for the written file.")] = None,
     write: Annotated[Path | None, typer.Option(help="Settings file to write the best plan to.")] = None,
@@ -225,17 +225,6 @@ def plan(
 
     settings = planned_run(model, gpus, hardware, prompt, answer, batch, group_size, steps, data, flags)
     plan_command(settings, max_staleness, layouts, sensitivity, write)
-
-
-@app.command(name="replay-step")
-def replay_step(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or a file of its failed/.")],
-    step: Annotated[int | None, typer.Option(help="Which failed step; the newest if not given.", min=1)] = None,
-) -> None:
-    """Take a step again that had a NaN or an infinity in it, and show which answer and token it came from."""
-    from fleuve.train.replay_command import replay_step as replay
-
-    print(replay(path, step))
 
 
 @app.command(name="replay-step")

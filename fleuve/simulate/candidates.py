@@ -32,11 +32,6 @@ class Candidate:
     token_budget: int
     recompute_activations: bool
 
-    @property
-    def layout(self) -> tuple[object, ...]:
-        """What makes two candidates different plans, and not variants of one."""
-        return self.rollout_gpus, self.tensor_parallel, self.trainer_parallel
-
     def with_staleness(self, max_staleness: int) -> Candidate:
         return replace(self, max_staleness=max_staleness)
 

@@ -30,13 +30,15 @@ class Estimate:
 @dataclass(frozen=True)
 class Work:
     """What a batch's answers look like: minibatches of lengths of whole sequences as the trainer gets them (a large
-    batch's first, for all), and of the answers the mean, the mean square, and the longest."""
+    batch's first, for all), and of the answers the mean, the mean square, and the longest. `running` is the share of a
+    group's answers that run while it does, in the mean: its slot is held until the longest is done."""
 
     minibatches: tuple[tuple[int, ...], ...]
     repeated: int
     mean: float
     square: float
     longest: int
+    running: float
     answers: np.ndarray
 
 
@@ -63,6 +65,7 @@ def work_of(settings: Settings) -> Work:
         mean=float(array.mean()),
         square=float((array**2).mean()),
         longest=int(array[-1]),
+        running=float(array.mean() / np.asarray(answers, np.float64).reshape(-1, group_size).max(axis=1).mean()),
         answers=array,
     )
 
@@ -119,7 +122,8 @@ def _steady(settings: Settings, work: Work, colocated: bool) -> float:
     """
     engine, engines = EngineCosts.of(settings), layout_of(settings).engines
     control, group = settings.control, settings.rollout.group_size
-    slots = (control.max_staleness + colocated) * control.batch_size * group  # apart from those in training meanwhile
+    # Slots apart from those in training meanwhile.
+    slots = (control.max_staleness + colocated) * control.batch_size * group * work.running
     half_way = work.square / work.mean / 2  # what a running answer has so far: long ones run for longer
     cached = settings.simulate.prompt_tokens + half_way
     most = max(1, int(min(slots / engines, engine.max_running, engine.kv_capacity_tokens / cached)))
@@ -139,8 +143,12 @@ def _at_steady(settings: Settings, work: Work, engine: EngineCosts, engines: int
         update += engine.prefill_seconds(int(running * cached), running * cached * cached * 2 / 3)
     elif rollout.interrupt == "finish":
         update += work.longest * engine.decode(1)[0]
-    # With `wait`, nothing is staler than η: the longest answer has η + 1 steps to come in.
-    return max(decoding + prompts + update, work.longest * step / (control.max_staleness + 1))
+    if control.overdue != "wait":
+        return decoding + prompts + update
+    # Nothing is staler than η: the longest answer has η steps to come in, and colocated one more, as none is trained
+    # while it runs. What new weights take is no time for it either.
+    steps = control.max_staleness + (settings.launch.placement == "colocated")
+    return max(decoding + prompts, work.longest * step / steps) + update
 
 
 def _at_once(settings: Settings, work: Work) -> float:
@@ -157,4 +165,4 @@ def _at_once(settings: Settings, work: Work) -> float:
         base, per_kv = engine.decode(max(1, round(running * share)))
         total += (end - start) * (base + per_kv * running * share * (prompt + (start + end) / 2))
     prompts = settings.control.batch_size / engines * engine.prefill_seconds(prompt, prompt * prompt / 2)
-    return total * each / running + prompts + engine.update_seconds()
+    return float(total) * each / running + prompts + engine.update_seconds()

@@ -74,7 +74,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Planned:
-    """`plans` are of different layouts, the fastest first; `staleness` has the hours of the best one's layout under
+    """`plans` are of different splits, the fastest first; `staleness` has the hours of the best one under
     each bound that was looked at; `synchronous` is the fastest that waits for every batch."""
 
     plans: list[Plan]
@@ -137,7 +137,7 @@ def planned_run(
 
 
 def find_plan(
-    settings: Settings, most_stale: int, layouts: int = 3, sensitivity: bool = True, progress: Progress = lambda _: None
+    settings: Settings, most_stale: int, layouts: int = 4, sensitivity: bool = True, progress: Progress = lambda _: None
 ) -> Planned:
     """Search, with at most `most_stale` versions of staleness; the `layouts` most promising are simulated.
 

@@ -43,13 +43,13 @@ def fits(settings: Settings) -> bool:
 
 
 def screen(fit: list[tuple[Candidate, Settings]], work: Work, count: int) -> list[Screened]:
-    """The `count` fastest by estimate, each of another layout, the fastest first.
+    """The `count` fastest by estimate, each of another split of the devices, the fastest first.
 
     A fast bound below the estimate says in which order to look, and when to stop: none that is left can be better.
     """
     queue = [(bound(run, work).step, i) for i, (_, run) in enumerate(fit)]
     heapq.heapify(queue)
-    best: dict[tuple[object, ...], Screened] = {}
+    best: dict[int | None, Screened] = {}
     while queue:
         least, i = heapq.heappop(queue)
         ranked = sorted(s.estimate.step for s in best.values())
@@ -57,7 +57,7 @@ def screen(fit: list[tuple[Candidate, Settings]], work: Work, count: int) -> lis
             break
         candidate, run = fit[i]
         found = Screened(candidate, run, estimate(run, work))
-        known = best.get(candidate.layout)
+        known = best.get(candidate.rollout_gpus)
         if known is None or found.estimate.step < known.estimate.step:
-            best[candidate.layout] = found
+            best[candidate.rollout_gpus] = found
     return sorted(best.values(), key=lambda s: s.estimate.step)[:count]

@@ -79,7 +79,7 @@ def test_the_reason_is_that_of_the_candidate_that_comes_nearest() -> None:
 def test_every_candidate_uses_all_devices_in_whole_engines_and_ranks() -> None:
     settings = cluster(simulate={"gpus": 24, "rollout_gpus": None})
     found = list(candidates(settings, 4))
-    assert len({c.layout for c in found}) > 30
+    assert {c.rollout_gpus for c in found} >= {None, 1, 12, 23}
     for candidate in found:
         layout = layout_of(candidate.apply(settings))  # raises where they are not whole
         assert layout.gpus == 24
@@ -99,7 +99,7 @@ def test_the_screen_finds_what_estimating_every_candidate_finds() -> None:
     assert all(bound(r, work).step <= estimate(r, work).step * (1 + 1e-9) for _, r in fit)
     found = screen(fit, work, 3)
     assert found[0].estimate.step == slowly[0]
-    assert len({s.candidate.layout for s in found}) == 3
+    assert len({s.candidate.rollout_gpus for s in found}) == 3
 
 
 def test_the_bounds_of_staleness_that_are_looked_at_end_with_one_step_of_overlap() -> None:
@@ -224,4 +224,4 @@ def test_the_command_refuses_in_one_line_with_exit_code_2() -> None:
 def test_arithmetic_alone_comes_near_to_the_simulation() -> None:
     for plan in (*planned().plans, planned().synchronous):
         assert plan is not None
-        assert plan.estimate.step == pytest.approx(plan.result.step_seconds, rel=0.35)
+        assert plan.estimate.step == pytest.approx(plan.result.step_seconds, rel=0.25)
