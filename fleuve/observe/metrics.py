@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +23,16 @@ class MetricsFile:
         self._file = path.open("ab", buffering=0)
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """One step. Whole numbers are written without a decimal point."""
-        line = msgspec.json.encode({name: _tidy(value) for name, value in metrics.items()})
-        self._file.write(line + b"\n")
+        """One step. Whole numbers are written without a decimal point.
+
+        Raises:
+            OSError: the disk is full. Nothing of the line is left.
+        """
+        line = msgspec.json.encode({name: _tidy(value) for name, value in metrics.items()}) + b"\n"
+        before = os.fstat(self._file.fileno()).st_size
+        if self._file.write(line) != len(line):  # what still had room
+            os.ftruncate(self._file.fileno(), before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def close(self) -> None:
         self._file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,18 @@ from fleuve.types import Batch, Group, Trajectory
 
 
 def write_rollouts(path: Path, batch: Batch) -> None:
-    """One step's groups. `version` is the version the step started from: staleness is counted against it."""
+    """One step's groups. `version` is the version the step started from: staleness is counted against it.
+
+    Raises:
+        OSError: the disk is full. Nothing half-written is left.
+    """
     lines = [msgspec.json.encode(group_record(group, batch.version)) for group in batch.groups]
-    path.write_bytes(b"\n".join(lines) + b"\n")
+    try:
+        path.write_bytes(b"\n".join(lines) + b"\n")
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
 
 
 def group_record(group: Group, version: int) -> dict[str, Any]:

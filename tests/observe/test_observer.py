@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fleuve.config.loader import dump_settings, load_settings
 from fleuve.config.settings import Settings
+from fleuve.contracts import RunError
 from fleuve.errors import UserError
 from fleuve.observe.live import LineView, LiveView, sparkline, view_for
 from fleuve.observe.metrics import read_metrics
@@ -213,14 +214,55 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
         create_run_directory(tmp_path / "thesis.tex" / "run", "")
 
 
+needs_dev_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+@needs_dev_full
 def test_a_full_disk_is_one_clear_line(tmp_path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
     config = settings(tmp_path / "run", rollouts=False, tensorboard=False, trace=False)
     run = create_run_directory(config.run_dir, "")
     run.metrics.symlink_to("/dev/full")
-    with RunObserver(run, config) as observer, pytest.raises(UserError, match="run: cannot be written: No space left"):
+    with RunObserver(run, config) as observer, pytest.raises(RunError, match="run: cannot be written: No space left"):
         observer.step(metrics(1), batch(0))
+
+
+@needs_dev_full
+@pytest.mark.parametrize("part", ["trace", "log"])
+def test_a_run_goes_on_without_what_only_repeats_the_record_and_says_so_once(tmp_path: Path, capsys, part: str) -> None:
+    config = settings(tmp_path / "run", tensorboard=False, rollouts=False)
+    run = create_run_directory(config.run_dir, "")
+    with RunObserver(run, config) as observer:
+        file = getattr(run, part)
+        full = os.open("/dev/full", os.O_WRONLY)
+        if part == "trace":
+            os.dup2(full, observer._trace._fd)  # type: ignore[union-attr]
+        else:
+            os.dup2(full, observer._log.fileno())  # type: ignore[union-attr]
+        os.close(full)
+        for step in range(1, 4):
+            for number in range(300):
+                observer.span("trainer", f"step {number}", 0.0, 1.0)
+                observer.count("rollout/ready", 1.0, 1.0)
+            observer.note(f"note {step}")
+            observer.step(metrics(step), batch(step - 1))
+    out = capsys.readouterr().out.replace("\n", " ")
+    assert out.count("No space left on device; the run goes on without it") == 1
+    assert str(file.name) in out
+    assert "note 3" in out
+    assert len(run.metrics.read_text().splitlines()) == 3
+
+
+@needs_dev_full
+def test_the_end_of_a_run_on_a_full_disk_raises_nothing(tmp_path: Path) -> None:
+    config = settings(tmp_path / "run", tensorboard=False)
+    run = create_run_directory(config.run_dir, "")
+    with RunObserver(run, config) as observer:
+        full = os.open("/dev/full", os.O_WRONLY)
+        os.dup2(full, observer._trace._fd)  # type: ignore[union-attr]
+        os.dup2(full, observer._log.fileno())  # type: ignore[union-attr]
+        os.close(full)
+        observer.span("trainer", "step", 0.0, 1.0)
+        # It ends here, without an error of its own that would stand in front of the one that ended the run.
 
 
 def test_without_a_terminal_each_step_is_one_line(tmp_path: Path) -> None:
@@ -343,3 +385,24 @@ def test_a_summary_of_few_metrics_leaves_the_others_out() -> None:
 def test_smoothing_starts_at_the_first_value_and_keeps_a_constant() -> None:
     assert smooth([0.3, 0.9])[0] == pytest.approx(0.3)
     assert smooth([0.5] * 20) == pytest.approx([0.5] * 20)
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from fleuve.observe.metrics import MetricsFile
+file = MetricsFile(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+for step in range(100):
+    file.write({"step": step, "reward/mean": 0.5})
+"""
+
+
+def test_where_the_disk_ends_in_the_middle_of_a_row_the_rows_before_are_whole(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(file)], capture_output=True, text=True, check=False)
+    assert "OSError" in done.stderr
+    rows = read_metrics(file)
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= 4
+    assert file.read_text().endswith("}\n")
