@@ -70,5 +70,5 @@ def test_the_whole_example_learns_to_program(tmp_path: Path, seed: int) -> None:
     solved = [row["reward/solved"] for row in run.metrics]
     assert mean(solved[-10:]) - mean(solved[:10]) >= 0.2
     held_out = [row["eval/program/pass@1"] for row in run.metrics if "eval/program/pass@1" in row]
-    assert held_out[-1] - held_out[0] >= 0.2, "so it is with programs of steps that it never met together"
+    assert held_out[-1] - held_out[0] >= 0.2, "on prompts that it never trained on too"
     assert run.metrics[-1]["reward_service/no_verdict"] == 0
