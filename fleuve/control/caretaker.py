@@ -61,6 +61,8 @@ class Caretaker:
                     await self._nap(worker)
                     if health.living:
                         await asyncio.shield(fleet.probe(worker))
+                    if worker.life is not None:
+                        await fleet.collect(worker.life)
 
     def _busy(self, worker: Worker) -> bool:
         """Whether a group is on it, or anything waits for its answer."""

@@ -64,6 +64,8 @@ class Fleet:
         self.paused = False
         self.moved = 0
         """Answers that were taken up by another worker."""
+        self.kept = 0
+        """Tokens of theirs that were not sampled again."""
         self.restarts = 0
         self.changed = Signal()
         self._observer = observer
@@ -238,6 +240,7 @@ class Fleet:
             "fleet/healthy": float(healthy),
             "fleet/restarts": float(self.restarts),
             "fleet/moved_answers": float(self.moved),
+            "fleet/kept_tokens": float(self.kept),
         }
 
     # --- health -----------------------------------------------------------------------------------------------------
@@ -265,10 +268,17 @@ class Fleet:
                     await asyncio.sleep(REFUSED_AGAIN)
             else:
                 if version < life.version:
+                    life.distrusted = True
                     self.lose(life, f"it has weights of version {version}, and had {life.version}")
                     return
                 self._judge(worker, life, health.answered, "")
                 return
+
+    async def collect(self, life: Life) -> None:
+        """Learn how far `life` has come with its answers, if it says so in time."""
+        with suppress(RolloutError, TimeoutError):
+            async with asyncio.timeout(self.policy.health.patience):
+                await life.collect()
 
     def _judge(self, worker: Worker, life: Life, verdict: Callable[[], None], why: str) -> None:
         """Put a probe's outcome on `worker`'s record."""

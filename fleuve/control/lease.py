@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fleuve.contracts import RolloutError, WorkerLostError
+from fleuve.control.begun import Begun
 from fleuve.control.replies import fault_of
 from fleuve.control.worker import Life
 from fleuve.types import Completion, GenerationRequest
@@ -19,7 +20,8 @@ class Lease:
     """Implements `contracts.Sampler` for one group of `answers`, whose slot and finished answers outlive a worker.
 
     The unfinished answers move together, so that their common prompt is computed once. They are the same requests with
-    the same seeds. A group that loses `losses` workers may be what kills them: it fails then.
+    the same seeds, and go on behind the tokens that are known of them; without any, from the prompt. A group that loses
+    `losses` workers may be what kills them: it fails then.
     """
 
     def __init__(self, fleet: Fleet, answers: int, losses: int) -> None:
@@ -35,10 +37,14 @@ class Lease:
         Raises:
             RolloutError: the request itself failed on a worker that is well, or too many workers were lost.
         """
-        attempt, sent = 0, request
+        attempt, begun = 0, Begun()
         while True:
             life = await self._seat()
+            if not life.continues:
+                begun = Begun()
+            sent = _sent(request, attempt, begun)
             oldest = life.version
+            life.begun[sent.request_id] = part = Begun()
             try:
                 completion = await life.generate(sent)
                 self._check(completion, sent, life, oldest)
@@ -47,15 +53,25 @@ class Lease:
                     raise
                 self._fleet.doubt(life)
                 self._move_from(life, error)
-                self._fleet.moved += 1
+                self._keep(begun, part, sent, life, oldest)
                 attempt += 1
-                # Another name, should the worker only have lost the connection and not know yet that it did.
-                sent = msgspec.structs.replace(request, request_id=f"{request.request_id}~{attempt}")
             else:
                 self._unfinished -= 1
-                if completion.request_id == sent.request_id:
-                    completion.request_id = request.request_id
-                return completion
+                completion.request_id = request.request_id
+                return begun.ended(completion)
+            finally:
+                life.begun.pop(sent.request_id, None)
+
+    def _keep(self, begun: Begun, part: Begun, sent: GenerationRequest, life: Life, oldest: int) -> None:
+        """An answer moves on: put what `life` had sampled of it, as far as it is known and can be, behind `begun`."""
+        fleet = self._fleet
+        fleet.moved += 1
+        answer = part.cut_off(sent.request_id)
+        fault = fault_of(answer, sent, oldest, fleet.newest_version, fleet.vocabulary)
+        room = sent.sampling.max_new_tokens - len(begun)
+        if not life.distrusted and not fault and len(part) < room:
+            begun.follow(part)
+            fleet.kept += len(part)
 
     def _check(self, completion: Completion, request: GenerationRequest, life: Life, oldest: int) -> None:
         """A worker that hands in what no model of this run can have sampled is given up, and nothing of it is taken.
@@ -65,6 +81,7 @@ class Lease:
         """
         fleet = self._fleet
         if fault := fault_of(completion, request, oldest, fleet.newest_version, fleet.vocabulary):
+            life.distrusted = True
             fleet.lose(life, f"its answer to {request.request_id} cannot be: {fault}")
             raise WorkerLostError(f"{life.name}: {request.request_id}: {fault}")
 
@@ -96,3 +113,12 @@ class Lease:
         if self._losses_left <= 0:
             raise error
         self.release()
+
+
+def _sent(request: GenerationRequest, attempt: int, begun: Begun) -> GenerationRequest:
+    """What a worker is asked at the `attempt`-th move. Under another name, should the worker be the same one, which
+    only lost the connection and may not know that it did."""
+    if not attempt:
+        return request
+    request_id = f"{request.request_id}~{attempt}"
+    return msgspec.structs.replace(request, request_id=request_id, output_ids=begun.output_ids)

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fleuve.contracts import RolloutEngine, RolloutError, WorkerLostError
+from fleuve.contracts import ContinuingEngine, RolloutEngine, RolloutError, WorkerLostError
+from fleuve.control.begun import Begun
 from fleuve.control.health import Health, HealthPolicy, HealthRecord
 from fleuve.types import Completion, GenerationRequest
 
@@ -27,6 +28,10 @@ class Life:
     generated: float = 0.0
     over: str = ""
     """Why it was given up; empty while it lives."""
+    distrusted: bool = False
+    """It was given up for what it sampled: nothing of that is of use."""
+    begun: dict[str, Begun] = field(default_factory=dict)
+    """What is known of its unfinished answers, by the id of the request."""
     _calls: dict[asyncio.Timeout, None] = field(default_factory=dict)
 
     async def call(self, what: Callable[[RolloutEngine], Awaitable[T]]) -> T:
@@ -65,8 +70,27 @@ class Life:
             asked, got = request.request_id, completion.request_id
             raise RolloutError(f"{self.name}: {asked} was answered by the reply to {got}")
         if len(completion.versions) and completion.versions[0] < version:
+            self.distrusted = True
             raise WorkerLostError(f"{self.name}: sampled with version {completion.versions[0]}, and had {version}")
         return completion
+
+    @property
+    def continues(self) -> bool:
+        """Whether it goes on with answers that another worker has begun, and tells how far it has come."""
+        return isinstance(self.engine, ContinuingEngine)
+
+    async def collect(self) -> None:
+        """Learn how far it has come with its answers.
+
+        Raises:
+            RolloutError: it does not say.
+        """
+        engine = self.engine
+        if self.begun and isinstance(engine, ContinuingEngine):
+            known = {request_id: len(begun) for request_id, begun in self.begun.items()}
+            for progress in await self.call(lambda _: engine.progress(known)):
+                if (begun := self.begun.get(progress.request_id)) is not None:
+                    begun.add(progress)
 
     @property
     def calls(self) -> int:

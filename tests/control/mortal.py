@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import numpy as np
 from world import Engine, Notes, heavy_tail
 
 from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.control.fleet import Fleet, FleetPolicy
-from fleuve.types import Completion, GenerationRequest, Interrupt, WeightFile, WeightUpdate
+from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightFile, WeightUpdate
 
 
 class Mortal(Engine):
@@ -29,6 +30,9 @@ class Mortal(Engine):
         self.dead = False
         self.refuses_weights = False
         self.requests: list[str] = []
+        self.continued: list[str] = []
+        self.sampled: dict[str, list[int]] = {}  # versions of the tokens of answers in flight
+        self.given: dict[str, tuple[int, int]] = {}  # tokens that came with the request, and its seed
         self._going = asyncio.Event()
         self._going.set()
         self._death = asyncio.Event()
@@ -66,12 +70,16 @@ class Mortal(Engine):
         if self.fault(request) == "raise":
             raise RolloutError(f"{request.request_id} failed")
         self.requests.append(request.request_id)
+        if request.output_ids:
+            self.continued.append(request.request_id)
         seed = request.sampling.seed
         length = self.length(random.Random(seed) if seed else self.rng)
-        versions: list[int] = []
+        given = len(request.output_ids)
+        self.given[request.request_id] = given, seed
+        versions = self.sampled[request.request_id] = []
         self.active += 1
         try:
-            for _ in range(length):
+            for _ in range(given, length):
                 await self._pass(self.token_seconds * self.rng.uniform(0.8, 1.2))
                 await self._running.wait()
                 await self._there()
@@ -79,10 +87,11 @@ class Mortal(Engine):
                 self.tokens += 1
         finally:
             self.active -= 1
+            del self.sampled[request.request_id]
         return Completion(
             request_id=request.request_id,
-            output_ids=[(seed * 31 + i * 7) % 101 for i in range(length)],
-            logprobs=[0.0] * length,
+            output_ids=[token(seed, i) for i in range(given, length)],
+            logprobs=[0.0] * (length - given),
             versions=versions,
             finish_reason="stop",
         )
@@ -111,11 +120,41 @@ class Mortal(Engine):
         return await super().metrics()
 
 
+class Continuing(Mortal):
+    """One that says how far it has come."""
+
+    async def progress(self, known: Mapping[str, int]) -> list[Progress]:
+        await self._there()
+        return [self._progress(name, start) for name, start in known.items() if name in self.sampled]
+
+    def _progress(self, name: str, start: int) -> Progress:
+        versions = self.sampled[name][start:]
+        given, seed = self.given[name]
+        return Progress(
+            request_id=name,
+            start=start,
+            output_ids=np.array([token(seed, given + start + i) for i in range(len(versions))], np.int32),
+            logprobs=np.zeros(len(versions), np.float32),
+            versions=np.array(versions, np.int32),
+        )
+
+
+def token(seed: int, place: int) -> int:
+    """The token at `place` of the answer with that seed."""
+    return (seed * 31 + place * 7) % 101
+
+
 class Hospital:
     """Implements `contracts.Supervisor`. `engines` holds every one that ever was; `now[name]` the latest of a name."""
 
     def __init__(
-        self, workers: int, seed: int = 0, *, start_seconds: float = 2.0, update_seconds: float = 0.02
+        self,
+        workers: int,
+        seed: int = 0,
+        *,
+        start_seconds: float = 2.0,
+        update_seconds: float = 0.02,
+        continuing: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.start_seconds, self.update_seconds = start_seconds, update_seconds
@@ -124,11 +163,12 @@ class Hospital:
         self.killed: list[str] = []
         self.starts_fail = False
         self.length: Callable[[random.Random], int] = heavy_tail
+        self.kind = Continuing if continuing else Mortal
         for index in range(workers):
             self._make(f"worker-{index}")
 
     def _make(self, name: str) -> Mortal:
-        engine = Mortal(name, random.Random(self.rng.random()), self.update_seconds, lambda rng: self.length(rng))
+        engine = self.kind(name, random.Random(self.rng.random()), self.update_seconds, lambda rng: self.length(rng))
         self.engines.append(engine)
         self.now[name] = engine
         return engine

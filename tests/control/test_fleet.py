@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mortal import Hospital, fleet_of
+from mortal import Hospital, fleet_of, token
 from world import Notes, World
 
 from fleuve.contracts import RolloutError, RunError
@@ -36,8 +36,8 @@ def now() -> float:
 class Ward:
     """A fleet of two that is tended to, and what is said of it."""
 
-    def __init__(self, workers: int = 2, **policy: object) -> None:
-        self.hospital = Hospital(workers)
+    def __init__(self, workers: int = 2, continuing: bool = False, **policy: object) -> None:
+        self.hospital = Hospital(workers, continuing=continuing)
         self.hospital.length = lambda _: 100  # a second
         self.notes = Notes()
         self.fleet = fleet_of(self.hospital, self.notes, FleetPolicy(**policy))  # type: ignore[arg-type]
@@ -51,11 +51,13 @@ class Ward:
         return now()
 
 
-def tended(course: Callable[[Ward], Awaitable[None]], workers: int = 2, **policy: object) -> Ward:
+def tended(
+    course: Callable[[Ward], Awaitable[None]], workers: int = 2, continuing: bool = False, **policy: object
+) -> Ward:
     """Play `course` on virtual time with a ward that is tended to."""
 
     async def main() -> Ward:
-        ward = Ward(workers, **policy)
+        ward = Ward(workers, continuing, **policy)
         async with asyncio.TaskGroup() as tasks:
             tending = tasks.create_task(ward.fleet.tend())
             async with asyncio.timeout(1000):
@@ -184,6 +186,60 @@ def test_what_a_worker_says_after_it_was_given_up_is_not_taken():
         assert other.requests
 
     tended(course)
+
+
+# --- answers that go on behind their known tokens -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["die", "stop"])
+def test_an_answer_goes_on_behind_the_tokens_that_are_known_of_it(how):
+    async def course(ward: Ward) -> None:
+        ward.hospital.length = lambda _: 500
+        answer = asyncio.ensure_future(ward.answer("a", seed=5))
+        await asyncio.sleep(2.5)
+        await ward.fleet.update(weights(1), "recompute")
+        (busy,) = [e for e in ward.hospital.now.values() if e.active]
+        getattr(busy, how)()
+        completion = await answer
+        assert completion.request_id == "a"
+        assert completion.output_ids == [token(5, i) for i in range(500)]
+        assert len(completion.logprobs) == len(completion.versions) == 500
+        assert completion.versions == sorted(completion.versions)  # those of the first worker as it sampled them
+        assert 140 <= Counter(completion.versions)[0] <= 260
+        sampled = sum(engine.tokens for engine in ward.hospital.engines)
+        assert sampled - 500 <= 160  # a second and a half of work is lost, not all of it
+
+    ward = tended(course, continuing=True)
+    assert ward.fleet.moved == 1
+    assert ward.fleet.kept >= 100
+
+
+def test_an_answer_that_moves_twice_keeps_the_tokens_of_both_workers():
+    async def course(ward: Ward) -> None:
+        ward.hospital.length = lambda _: 600
+        answer = asyncio.ensure_future(ward.answer("a", seed=5))
+        for _ in range(2):
+            await asyncio.sleep(2.5)
+            (busy,) = [e for e in ward.hospital.now.values() if e.active]
+            busy.die()
+        assert (await answer).output_ids == [token(5, i) for i in range(600)]
+
+    ward = tended(course, workers=3, continuing=True)
+    assert ward.fleet.moved == 2
+    assert ward.fleet.kept >= 200
+
+
+def test_nothing_is_kept_of_a_process_that_had_older_weights_than_it_should():
+    async def course(ward: Ward) -> None:
+        ward.hospital.length = lambda _: 500
+        await ward.fleet.update(weights(2), "recompute")
+        answer = asyncio.ensure_future(ward.answer("a", seed=5))
+        await asyncio.sleep(0.1)
+        (busy,) = [e for e in ward.hospital.now.values() if e.active]
+        busy.version = 0
+        assert set((await answer).versions) == {2}
+
+    assert tended(course, continuing=True).fleet.kept == 0
 
 
 # --- coming back ----------------------------------------------------------------------------------------------------
@@ -430,11 +486,14 @@ async def misfortune(world: World, hospital: Hospital, seed: int) -> None:
     st.integers(1, 3),
     st.sampled_from(["disaggregated", "colocated"]),
     st.floats(0.1, 20.0),
+    st.booleans(),
 )
-@settings(max_examples=15, deadline=None)
-def test_a_run_under_constant_misfortune_trains_everything_within_eta(seed, eta, workers, placement, start_seconds):
+@settings(max_examples=40, deadline=None)
+def test_a_run_under_constant_misfortune_trains_everything_within_eta(
+    seed, eta, workers, placement, start_seconds, continuing
+):
     async def main() -> tuple[World, Hospital]:
-        hospital = Hospital(workers, seed, start_seconds=start_seconds)
+        hospital = Hospital(workers, seed, start_seconds=start_seconds, continuing=continuing)
         notes = Notes()
         health = HealthPolicy(longest_delay=5.0)
         fleet = fleet_of(hospital, notes, FleetPolicy(health=health, losses=50), seed)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from fleuve.config.settings import Settings
@@ -137,7 +139,12 @@ class Workflow:
         sampling = SamplingParams(max_new_tokens=1000)
         out = []
         for sample in range(self.group_size):
-            request = GenerationRequest(request_id=f"{group}/{sample}", input_ids=prompt.input_ids, sampling=sampling)
+            seed = zlib.crc32(f"{prompt.id}/{sample}".encode())
+            request = GenerationRequest(
+                request_id=f"{group}/{sample}",
+                input_ids=prompt.input_ids,
+                sampling=msgspec.structs.replace(sampling, seed=seed),
+            )
             completion = await engine.generate(request)
             n = len(completion.output_ids)
             out.append(
