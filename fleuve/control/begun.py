@@ -23,6 +23,11 @@ class Begun:
         """The tokens."""
         return self._ids.tolist()
 
+    @property
+    def newest(self) -> int | None:
+        """The version of the last token; None without any."""
+        return self._versions[-1] if self else None
+
     def add(self, progress: Progress) -> None:
         """What has come since; nothing is added that does not follow on what is there."""
         if progress.start == len(self):

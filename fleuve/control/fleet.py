@@ -28,11 +28,13 @@ REFUSED_AGAIN = 0.2
 
 @dataclass(frozen=True)
 class FleetPolicy:
-    """How workers are judged; seconds without any after which the run ends; workers that one group may lose."""
+    """How workers are judged; seconds without any after which the run ends; workers that one group may lose; whether an
+    answer must be of one version alone, and so begin again where it would go on with another."""
 
     health: HealthPolicy = field(default_factory=HealthPolicy)
     no_worker_timeout: float = 600.0
     losses: int = 3
+    one_version: bool = False
 
 
 class Fleet:

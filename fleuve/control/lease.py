@@ -40,7 +40,8 @@ class Lease:
         attempt, begun = 0, Begun()
         while True:
             life = await self._seat()
-            if not life.continues:
+            one_version = self._fleet.policy.one_version
+            if not life.continues or (one_version and begun and begun.newest != life.version):
                 begun = Begun()
             sent = _sent(request, attempt, begun)
             oldest = life.version
@@ -56,6 +57,9 @@ class Lease:
                 self._keep(begun, part, sent, life, oldest)
                 attempt += 1
             else:
+                if one_version and begun and begun.newest not in completion.versions:
+                    begun, attempt = Begun(), attempt + 1  # an update came in between: once more, from the prompt
+                    continue
                 self._unfinished -= 1
                 completion.request_id = request.request_id
                 return begun.ended(completion)

@@ -229,6 +229,21 @@ def test_an_answer_that_moves_twice_keeps_the_tokens_of_both_workers():
     assert ward.fleet.kept >= 200
 
 
+def test_where_answers_are_of_one_version_one_that_would_mix_two_begins_again():
+    async def course(ward: Ward) -> None:
+        ward.hospital.length = lambda _: 500
+        answer = asyncio.ensure_future(ward.answer("a", seed=5))
+        await asyncio.sleep(2.5)
+        (busy,) = [e for e in ward.hospital.now.values() if e.active]
+        busy.stop()
+        await ward.fleet.update(weights(1), "finish")  # the other one takes it meanwhile
+        completion = await answer
+        assert completion.output_ids == [token(5, i) for i in range(500)]
+        assert set(completion.versions) == {1}
+
+    tended(course, continuing=True, one_version=True)
+
+
 def test_nothing_is_kept_of_a_process_that_had_older_weights_than_it_should():
     async def course(ward: Ward) -> None:
         ward.hospital.length = lambda _: 500
