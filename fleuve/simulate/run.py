@@ -47,13 +47,18 @@ def simulated_steps(settings: Settings) -> int:
 
 
 def simulate(
-    settings: Settings, *, trace: Path | None = None, progress: Callable[[int], None] | None = None
+    settings: Settings,
+    *,
+    trace: Path | None = None,
+    progress: Callable[[int], None] | None = None,
+    warmup: int | None = None,
 ) -> SimulationResult:
     """Run `settings` on virtual time.
 
     Args:
         trace: where the timeline goes, as a real run's `trace.json`.
         progress: is told how many steps are done.
+        warmup: steps that are not counted; `warmup_steps` if nobody says.
 
     Raises:
         UserError: what the settings ask for cannot be; the trace cannot be written.
@@ -71,7 +76,8 @@ def simulate(
     finally:
         if timeline is not None:
             timeline.close()
-    warmup = warmup_steps(settings.control.max_staleness)
+    if warmup is None:
+        warmup = warmup_steps(settings.control.max_staleness)
     return recorder.result(settings.steps, warmup, time.perf_counter() - started)
 
 

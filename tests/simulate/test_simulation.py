@@ -1,0 +1,87 @@
+"""A whole run on virtual time, by the production controller."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleuve.config.settings import Settings
+from fleuve.simulate.run import simulate, warmup_steps
+from fleuve.simulate.systems import changed, systems
+
+
+def small(**changes: Any) -> Settings:
+    """Four GPUs, three of which generate; a model so small that the overheads are what counts."""
+    settings = Settings.model_validate(
+        {
+            "run_dir": "unused",
+            "steps": 12,
+            "model": {"path": "unused"},
+            "data": {"train": "unused"},
+            "rollout": {"group_size": 4, "max_new_tokens": 2000, "dtype": "bfloat16"},
+            "control": {"batch_size": 8, "max_staleness": 2},
+            "trainer": {"minibatches": 2, "dtype": "bfloat16", "token_budget": 16384},
+            "simulate": {"model": "qwen-1.5b", "hardware": "h800", "gpus": 4, "lengths": {"mean": 600}},
+        }
+    )
+    return changed(settings, {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def test_the_same_seed_is_the_same_run_and_another_is_not() -> None:
+    first, again, other = (simulate(small(simulate__seed=seed)) for seed in (1, 1, 2))
+    assert first.as_dict() | {"wall_seconds": 0} == again.as_dict() | {"wall_seconds": 0}
+    assert first.step_seconds != other.step_seconds
+
+
+@pytest.mark.parametrize("name", list(systems(small())))
+def test_every_system_is_simulated_by_its_settings_alone(name: str) -> None:
+    result = simulate(systems(small())[name])
+    eta = systems(small())[name].control.max_staleness
+    assert result.simulated == 12
+    assert sum(result.rollout.values()) == pytest.approx(1)
+    assert sum(result.trainer.values()) == pytest.approx(1)
+    assert sum(result.staleness.values()) == pytest.approx(1)
+    if "trained" not in name and "masked" not in name:
+        assert result.staleness_max <= eta
+
+
+def test_without_staleness_nothing_overlaps() -> None:
+    result = simulate(small(control__max_staleness=0, launch__placement="colocated"))
+    assert result.staleness == {0: 1.0}
+    assert result.rollout["paused"] == pytest.approx(result.trainer["train"] + result.trainer["publish"], abs=0.05)
+    assert result.interruptions == 0
+
+
+def test_more_staleness_is_faster_until_the_slower_side_is_never_idle() -> None:
+    speeds = [simulate(small(control__max_staleness=eta)).trained_tokens_per_second for eta in (0, 1, 4)]
+    assert speeds == sorted(speeds)
+    assert speeds[-1] > 1.2 * speeds[0]
+
+
+def test_interruption_recomputes_caches_keeping_them_does_not() -> None:
+    shares = {
+        kind: simulate(small(control__max_staleness=4, rollout__interrupt=kind)).rollout["recompute"]
+        for kind in ("recompute", "keep", "finish")
+    }
+    assert shares["recompute"] > 0
+    assert shares["keep"] == shares["finish"] == 0
+
+
+def test_a_part_of_a_long_run_is_its_steady_state_and_the_rest_is_extrapolated() -> None:
+    result = simulate(small(steps=1000, simulate__steps=14))
+    counted = 14 - warmup_steps(2)
+    assert (result.simulated, result.warmup) == (14, 14 - counted)
+    assert result.hours * 3600 == pytest.approx(1000 * result.step_seconds, rel=0.05)
+
+
+def test_the_timeline_is_a_real_runs(tmp_path: Path) -> None:
+    simulate(small(simulate__steps=6), trace=tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())
+    tracks = {e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    assert {"trainer", "weights"} <= tracks
+    steps = [e for e in events if e["ph"] == "X" and e["name"].startswith("step ")]
+    assert len(steps) == 6
+    assert any(e["ph"] == "C" and e["name"] == "rollout/running" for e in events)
