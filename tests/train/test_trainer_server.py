@@ -184,6 +184,34 @@ async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_
             await asyncio.wait_for(step, 10)
 
 
+async def test_who_does_not_know_the_token_or_names_other_files_is_turned_away(model: Path, tmp_path: Path) -> None:
+    async with _served(model, tmp_path) as (client, child):
+        async with aiohttp.ClientSession(child.url) as stranger:
+            for path in ("/step", "/publish", "/save", "/load", "/interrupt"):
+                async with stranger.post(path, data=b"{}") as response:
+                    assert response.status == 401, path
+            async with stranger.get("/health") as response:
+                assert await response.json() == {}
+        (tmp_path / "link").symlink_to("/etc")
+        for path in ("/etc/x", f"{tmp_path}/../x", f"{tmp_path}/link/x", str(tmp_path)):
+            with pytest.raises(TrainerError, match="outside of what this server may use"):
+                await client.save(Path(path))
+            with pytest.raises(TrainerError, match="outside of what this server may use"):
+                await client.load(Path(path))
+        async with aiohttp.ClientSession(child.url, headers=bearer(child.token)) as clumsy:
+            for path, body in (
+                ("/save", b"[" * 100_000),
+                ("/save", b"{}"),
+                ("/publish", b""),
+                ("/step", b"\x91" * 1000),
+            ):
+                async with clumsy.post(path, data=body) as response:
+                    assert response.status == 400, (path, body[:9])
+            async with clumsy.post("/pause", data=b"{}", headers={"Origin": "https://elsewhere.example"}) as response:
+                assert response.status == 403
+        assert (await client.step(make_batch())).version == 1
+
+
 async def test_it_ends_within_a_second_of_being_told_to_with_connections_open(model: Path, tmp_path: Path) -> None:
     async with _served(model, tmp_path) as (client, child):
         await client.step(make_batch())
