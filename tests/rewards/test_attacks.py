@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from attacks import EXHAUST, FORGE, REACH, reach
+from attacks import EXHAUST, FORGE, KERNEL, REACH, reach
 
 from fleuve.errors import UserError
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import CodeVerifier
+from fleuve.rewards.sandbox.filter import supported
 
 FUNCTION = {"tests": ["assert answer(20) == 42", "assert answer(3) == 8"]}
 SECONDS = 60.0
@@ -101,6 +102,12 @@ def test_a_right_program_passes_where_the_attacks_do_not(verifier: CodeVerifier,
 @pytest.mark.parametrize("name", REACH)
 def test_nothing_outside_is_reached(name: str, verifier: CodeVerifier, host: Host) -> None:
     assert score(verifier, reach(REACH[name]), host) == 0.0
+
+
+@pytest.mark.skipif(not supported(), reason="no filter of system calls on this machine")
+@pytest.mark.parametrize("name", KERNEL)
+def test_the_kernel_refuses_what_no_program_needs(name: str, verifier: CodeVerifier, host: Host) -> None:
+    assert score(verifier, reach(KERNEL[name]), host) == 0.0
 
 
 @pytest.mark.parametrize("name", FORGE)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -101,6 +103,21 @@ def test_programs_of_one_sandbox_share_its_files_and_nothing_runs_on(server: San
             assert supervise([program], program, 30.0, patient()).limit == ""
             outputs.append(program.output)
     assert outputs == [b"", b"1\n"]
+    assert not Path("/x-for-test").exists()
+
+
+def test_the_scratch_folder_is_empty_and_goes_with_the_sandbox(server: SandboxServer) -> None:
+    _, program = run(server, "import os\nprint(os.listdir())\nopen('x', 'w').close()\nprint(os.getcwd())")
+    listed, folder = program.output.decode().splitlines()
+    assert listed == "[]"
+    assert folder == "/tmp" or not Path(folder).exists()
+
+
+def test_a_program_s_process_group_is_its_own(server: SandboxServer) -> None:
+    # A group is seen through process namespaces: in its parent's, a program of the same user could kill all of them.
+    _, program = run(server, "import os\nos.killpg(0, 9)")
+    assert program.status == -signal.SIGKILL
+    assert server.alive
 
 
 def test_sandboxes_share_nothing() -> None:
@@ -156,13 +173,23 @@ def test_a_sandbox_that_is_killed_from_outside_is_no_verdict(server: SandboxServ
         program.close()
 
 
+def test_a_program_that_could_not_be_started_is_no_verdict(server: SandboxServer) -> None:
+    # More memory than there are numbers for: the limit cannot be set, in the process that was to become the program.
+    with server.open(dataclasses.replace(LIMITS, memory=2**70)) as sandbox:
+        program = sandbox.start("program", {"source": "print(1)"})
+        with pytest.raises(SandboxError, match="ended before its program"):
+            supervise([program], program, 30.0, patient())
+        program.close()
+
+
 def test_nothing_outlives_the_verifier_process() -> None:
     script = (
         "import os, sys, time\nfrom fleuve.rewards.code.verify import ROLES\n"
         "from fleuve.rewards.sandbox.client import SandboxServer\nfrom fleuve.rewards.sandbox.limits import Limits\n"
         f"server = SandboxServer({level.choose('auto', True)!r}, ROLES)\nsandbox = server.open(Limits())\n"
-        "run = sandbox.start('program', {'source': 'import os, time\\nos.setsid()\\nos.fork()\\nprint(1, flush=True)\\n"
-        "time.sleep(3600)'})\nos.read(run._output, 1)\nprint(server.pid, flush=True)\ntime.sleep(3600)\n"
+        "run = sandbox.start('program', {'source': 'import os, time\\nos.fork() or os.setsid()\\n"
+        "print(1, flush=True)\\ntime.sleep(3600)'})\n"
+        "os.read(run._output, 1)\nprint(server.pid, flush=True)\ntime.sleep(3600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

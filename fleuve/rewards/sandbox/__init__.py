@@ -6,10 +6,11 @@
     server.py       the fork server: one process, forks a sandbox's first process for each check
     inside.py       a sandbox's first process: forks the programs, one after the other
     namespaces.py   the walls: what a program sees of the machine
+    filter.py       the system calls that the kernel refuses
     limits.py       how much of it it may use
     syscalls.py     the system calls that Python has no function for
     watch.py        what a sandbox uses, seen from outside
     level.py        which walls this machine can build
 
-What runs inside (`server`, `inside`, `namespaces`, `limits`, `syscalls`) imports the standard library alone.
+What runs inside (`server`, `inside`, `namespaces`, `filter`, `limits`, `syscalls`) imports the standard library alone.
 """

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import gc
 import json
+import mmap
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO, cast
 
-from fleuve.rewards.sandbox import syscalls
+from fleuve.rewards.sandbox import filter, syscalls
 from fleuve.rewards.sandbox.limits import Limits, apply
 from fleuve.rewards.sandbox.namespaces import Walls, drop_privileges, new_scratch
 
@@ -55,6 +56,7 @@ def send(control: socket.socket, message: Mapping[str, Any], fds: tuple[int, ...
 def serve(control: socket.socket, limits: Limits, walls: Walls | None, roles: Mapping[str, Role]) -> NoReturn:
     """The first process's whole life. `walls` None: without namespaces."""
     status = 1
+    began = mmap.mmap(-1, 1)  # shared with the forked: whether a program had all around it that belongs there
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a handler is what would let a program signal its init
     try:
         if walls is None:
@@ -66,13 +68,16 @@ def serve(control: socket.socket, limits: Limits, walls: Walls | None, roles: Ma
             message, fds = receive(control)
             if message is None:
                 break
+            began[0] = 0
             pid = os.fork()
             if pid == 0:
-                _become_program(message["role"], fds, limits, walls, roles)
+                _become_program(message["role"], fds, limits, walls, roles, began)
             for fd in fds:
                 os.close(fd)
             status = _wait(pid)
             end_descendants(walls is not None)
+            if not began[0]:  # no fault of the program's: that this process ends says so
+                raise RuntimeError(f"a program could not be started (status {status})")
             send(control, {"status": status})
         status = 0
     except BaseException:
@@ -116,11 +121,13 @@ def _wait(pid: int) -> int:
 
 
 def _become_program(
-    role: str, fds: list[int], limits: Limits, walls: Walls | None, roles: Mapping[str, Role]
+    role: str, fds: list[int], limits: Limits, walls: Walls | None, roles: Mapping[str, Role], began: mmap.mmap
 ) -> NoReturn:
     """In the forked child: the program's job first, then nothing of this process is left to it but its limits."""
     status = 70
     try:
+        # A group reaches across process namespaces: in its parent's, the program could kill all of that user's.
+        os.setsid()
         job_fd, *kept = fds
         with open(job_fd, "rb", closefd=False) as file:
             job = json.loads(file.read())
@@ -136,10 +143,13 @@ def _become_program(
             syscalls.die_with_parent()
         else:
             drop_privileges(walls)
+        filter.install()
         sys.stdin = sys.__stdin__ = _stream(0, "r")  # type: ignore[assignment, misc]
         sys.stdout = sys.__stdout__ = _stream(1, "w")  # type: ignore[assignment, misc]
         sys.stderr = sys.__stderr__ = _stream(2, "w")  # type: ignore[assignment, misc]
         gc.enable()
+        began[0] = 1
+        began.close()
         status = roles[role](job)
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as an interpreter that ends does
         atexit._run_exitfuncs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleuve.errors import UserError
 from fleuve.rewards.sandbox.client import SandboxServer
+from fleuve.rewards.sandbox.filter import supported
 from fleuve.rewards.sandbox.run import SandboxError
 
 TITLE = "sandbox for programs"
@@ -39,4 +40,5 @@ def choose(wanted: str, allow_weak: bool) -> str:
 
 def describe(level: str) -> str:
     """One line for whoever starts a run."""
-    return f"{TITLE}: {level} ({MEANING[level]})"
+    filtered = "system calls are filtered" if supported() else "system calls cannot be filtered on this machine"
+    return f"{TITLE}: {level} ({MEANING[level]}; {filtered})"

@@ -11,10 +11,12 @@ import gc
 import importlib
 import json
 import os
+import shutil
 import signal
 import site
 import socket
 import sys
+import tempfile
 from typing import Any
 
 from fleuve.rewards.sandbox import namespaces, syscalls
@@ -58,32 +60,37 @@ def main() -> None:
 
 
 def _loop(control: socket.socket, walls: Walls | None, roles: dict[str, Role]) -> None:
-    running: set[int] = set()
+    running: dict[int, str] = {}  # with the scratch folder of each, where there are no walls
     while True:
         message, fds = receive(control)
         if message is None:
             break
         if "close" in message:
             pid = message["close"]
-            _end(pid, walls)
-            running.discard(pid)
+            _end(pid, walls, running.pop(pid, ""))
             send(control, {"closed": pid})
             continue
         limits = Limits(**message["open"])
+        scratch = ""
         try:
+            if walls is None:
+                scratch = tempfile.mkdtemp(prefix="fleuve-program-")
             pid = _fork(walls)
         except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
             send(control, {"error": f"cannot fork a sandbox: {error}"})
             continue
         if pid == 0:
             control.close()
+            if scratch:
+                os.chdir(scratch)
             serve(socket.socket(fileno=fds[0]), limits, walls, roles)
-        running.add(pid)
+        running[pid] = scratch
         send(control, {"pid": pid})
         for fd in fds:
             os.close(fd)
-    for pid in running:
-        _end(pid, walls)
+    for pid, scratch in running.items():
+        _end(pid, walls, scratch)
 
 
 def _fork(walls: Walls | None) -> int:
@@ -93,10 +100,11 @@ def _fork(walls: Walls | None) -> int:
     return syscalls.clone(syscalls.NEW_PID | syscalls.NEW_MOUNTS | ipc)
 
 
-def _end(pid: int, walls: Walls | None) -> None:
+def _end(pid: int, walls: Walls | None, scratch: str) -> None:
     """With namespaces, waiting for the first process is waiting for all of them: the kernel reaps them before it."""
     if walls is None:  # what it leaves becomes this process's; all sandboxes of a check are closed together
         end_descendants(namespaces=False)
+        shutil.rmtree(scratch, ignore_errors=True)
         return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

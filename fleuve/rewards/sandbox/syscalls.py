@@ -109,6 +109,11 @@ def adopt_orphans() -> None:
     _check(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
+def control(option: int, value: int, data: bytes) -> None:
+    """`prctl` with a structure."""
+    _check(_libc().prctl(option, value, data, 0, 0), "prctl")
+
+
 def give_up_privileges() -> None:
     """No capability now, none by any exec, and no more of them within a user namespace."""
     libc = _libc()

@@ -21,6 +21,15 @@ class Usage(NamedTuple):
     waited: float
 
 
+class _Thread(NamedTuple):
+    """Seconds that it had a core, seconds that it waited for one, and whether it has or waits for one now. A wait that
+    has not ended is not in the second: the kernel adds it when the thread gets its core."""
+
+    ran: float
+    waited: float
+    runnable: bool
+
+
 class Watch:
     """The programs of one sandbox, looked at again and again. What lives only between two looks is not seen.
 
@@ -33,12 +42,12 @@ class Watch:
         self._first = first
         self._looked = now
         self._ran: dict[int, float] = {}
-        self._delays: dict[int, float] = {}
+        self._threads: dict[int, _Thread] = {}
         self._total_ran = self._total_waited = 0.0
 
     def look(self, now: float) -> Usage:
         """Take in what has changed since the last look."""
-        memory, ran, delays = 0, dict[int, float](), dict[int, float]()
+        memory, ran, threads = 0, dict[int, float](), dict[int, _Thread]()
         todo, seen = children(self._first), set[int]()
         while todo:
             pid = todo.pop()
@@ -47,12 +56,24 @@ class Watch:
                 todo.extend(children(pid))
                 memory += _memory(pid)
                 ran[pid] = _ran(pid)
-                delays |= _delays(pid)
+                threads |= _threads(pid)
+        interval = now - self._looked
         self._total_ran += sum(_grown(seconds, self._ran.get(pid, 0.0)) for pid, seconds in ran.items())
-        longest = max((_grown(seconds, self._delays.get(tid, 0.0)) for tid, seconds in delays.items()), default=0.0)
-        self._total_waited += min(longest, now - self._looked)
-        self._looked, self._ran, self._delays = now, ran, delays
+        waits = [_wait(thread, self._threads.get(tid), interval) for tid, thread in threads.items()]
+        self._total_waited += min(max(waits, default=0.0), interval)
+        self._looked, self._ran, self._threads = now, ran, threads
         return Usage(memory, len(seen), self._total_ran, self._total_waited)
+
+
+def _wait(thread: _Thread, before: _Thread | None, interval: float) -> float:
+    """What a thread waited since the last look: what the kernel has counted, or, of one that could run at both looks,
+    the time in which it did not."""
+    if before is None:
+        return thread.waited
+    counted = _grown(thread.waited, before.waited)
+    if thread.runnable and before.runnable:
+        return max(counted, interval - _grown(thread.ran, before.ran))
+    return counted
 
 
 def _grown(now: float, before: float) -> float:
@@ -73,12 +94,14 @@ def _ran(pid: int) -> float:
     return 0.0
 
 
-def _delays(pid: int) -> dict[int, float]:
-    """Seconds that each of its threads has waited for a core, while it could have run."""
-    found: dict[int, float] = {}
+def _threads(pid: int) -> dict[int, _Thread]:
+    found: dict[int, _Thread] = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError, IndexError, ValueError):
+                with open(f"/proc/{pid}/task/{thread}/stat") as file:
+                    runnable = file.read().rpartition(")")[2].split()[0] == "R"
                 with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-                    found[int(thread)] = int(file.read().split()[1]) / 1e9
+                    ran, waited = map(int, file.read().split()[:2])
+                found[int(thread)] = _Thread(ran / 1e9, waited / 1e9, runnable)
     return found
