@@ -4,6 +4,7 @@
 #   make code      train a small model to write programs, on tests in a sandbox; runs/code
 #   make test      lint, types, tests
 #   make slow      the tests that take minutes
+#   make soak      the controller under 100,000 random schedules, on all cores
 #   make smollm2   fetch SmolLM2-135M-Instruct and train it
 #   make install   only the virtual environment, with .venv/bin/fleuve
 #
@@ -37,6 +38,9 @@ test: $(STAMP)
 
 slow: $(STAMP)
 	$(VENV)/bin/pytest -m slow
+
+soak: $(STAMP)
+	$(VENV)/bin/python -m fleuve.simulate.fuzz --seeds 0..100000 --processes 0
 
 smollm2: $(STAMP)
 	$(VENV)/bin/pip install --quiet --editable '.[smollm2]'

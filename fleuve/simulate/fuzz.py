@@ -1,0 +1,144 @@
+"""Schedule fuzzing: the production controller, gate, fleet, router and workflow in a world where things go wrong.
+
+    python -m fleuve.simulate.fuzz --seeds 0..2000 [--processes 2]     many seeds; ends at the first that fails
+    python -m fleuve.simulate.fuzz --seeds 1234                        one seed: its schedule, and what happened
+
+A seed is a schedule (`faults.draw`); the same seed gives the same events in the same order, in any process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fleuve.simulate.clock import run_virtual
+from fleuve.simulate.faults import Case, draw
+from fleuve.simulate.ledger import ViolationError
+from fleuve.simulate.leg import Leg
+
+
+@dataclass
+class Outcome:
+    """What came of one seed. `violation` is empty if every promise was kept."""
+
+    case: Case
+    violation: str = ""
+    ended: list[str] = field(default_factory=list)  # a leg each: "done", "stopped", "cancelled", or the error
+    dropped: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    events: list[tuple[object, ...]] = field(default_factory=list)
+    digest: str = ""
+    virtual_seconds: float = 0.0
+
+    def explain(self) -> str:
+        """The schedule, the last things that happened, and how to see them again."""
+        last = "\n".join(f"  {event}" for event in self.events[-40:])
+        return (
+            f"seed {self.case.seed}: {self.violation or 'every promise was kept'}\n"
+            f"schedule:\n{self.case.describe()}\n"
+            f"the last of {len(self.events)} events (digest {self.digest}):\n{last}\n"
+            f"legs: {'; '.join(self.ended)}\n"
+            f"again: python -m fleuve.simulate.fuzz --seeds {self.case.seed}"
+        )
+
+
+async def _play(case: Case, outcome: Outcome) -> None:
+    leg = Leg(case)
+    nothing = leg.save()
+    try:
+        await _run(leg, outcome)
+        if case.resume and leg.controller.version < case.steps:
+            saved = leg.checkpoints[-1] if leg.checkpoints else nothing
+            first, leg = leg, Leg(case, leg, saved)
+            leg.ledger.event("resumed", leg.ledger.start)
+            given_up = saved.given_up if case.resume == "checkpoint" else first.given_up()
+            await _run(leg, outcome)
+            _check_both(first, leg, given_up)
+    finally:
+        outcome.events, outcome.digest = leg.ledger.events, leg.ledger.digest()
+        outcome.steps = len(leg.ledger.trained)
+        outcome.virtual_seconds = asyncio.get_running_loop().time()
+
+
+async def _run(leg: Leg, outcome: Outcome) -> None:
+    try:
+        outcome.ended.append(await leg.run())
+    finally:
+        outcome.dropped += leg.controller.gate.dropped
+
+
+def _check_both(first: Leg, second: Leg, given_up: set[str]) -> None:
+    """Of what the last weights have seen, nothing is in them twice, and nothing was lost on the way."""
+    start = second.ledger.start
+    kept = [prompts for made, prompts in first.ledger.trained.items() if made <= start]
+    trained = Counter(itertools.chain(*kept, *second.ledger.trained.values()))
+    if twice := [prompt for prompt, times in trained.items() if times > 1]:
+        raise ViolationError(f"prompts are trained twice across the resumption: {twice}")
+    pending = {prompt.id for prompt in second.controller.pending()}
+    if lost := second.source.served() - set(trained) - pending - given_up - second.given_up():
+        raise ViolationError(f"prompts were lost in the resumption: {lost}")
+
+
+def play(seed: int) -> Outcome:
+    """Run the seed's schedule on virtual time."""
+    outcome = Outcome(draw(seed))
+    try:
+        run_virtual(_play(outcome.case, outcome), seed)
+    except Exception as error:
+        outcome.violation = f"{type(error).__name__}: {error}"
+        if __import__("os").environ.get("TB"):
+            __import__("traceback").print_exc()
+    return outcome
+
+
+def play_all(seeds: Iterable[int], processes: int = 1) -> Iterator[Outcome]:
+    """The outcomes, in the order of the seeds."""
+    if processes == 1:
+        yield from map(play, seeds)
+        return
+    with multiprocessing.get_context("forkserver").Pool(processes) as pool:
+        yield from pool.imap(play, seeds, chunksize=50)
+
+
+def _range(text: str) -> range:
+    first, dots, last = text.partition("..")
+    return range(int(first), int(last) if dots else int(first) + 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit code is 1 if a seed failed."""
+    parser = argparse.ArgumentParser(prog="python -m fleuve.simulate.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=_range, required=True, metavar="A..B", help="from A to B - 1, or one seed")
+    parser.add_argument("--processes", type=int, default=1, help="0: one a core")
+    args = parser.parse_args(arguments)
+    began = time.perf_counter()
+    ends: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    steps, hours, done = 0, 0.0, 0
+    for outcome in play_all(args.seeds, args.processes or os.cpu_count() or 1):
+        if outcome.violation or len(args.seeds) == 1:
+            print(outcome.explain())
+            return 1 if outcome.violation else 0
+        done += 1
+        ends.update(e.partition(":")[0] for e in outcome.ended)
+        dropped += outcome.dropped
+        steps, hours = steps + outcome.steps, hours + outcome.virtual_seconds / 3600
+        if done % 5000 == 0:
+            print(f"{done} seeds, {done / (time.perf_counter() - began):.0f} a second", flush=True)
+    seconds = time.perf_counter() - began
+    print(f"{done} seeds kept every promise, {done / seconds:.0f} a second: {steps} steps, {hours:.1f} virtual hours")
+    print("ends:", ", ".join(f"{n} {end}" for end, n in ends.most_common()))
+    print("groups dropped:", ", ".join(f"{n} {reason}" for reason, n in dropped.most_common()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

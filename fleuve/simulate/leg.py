@@ -1,0 +1,321 @@
+"""One leg of a fuzzed run: the production controller, fleet, workflow, source and journal in a world where things go
+wrong, from the beginning or from what an earlier leg has left behind; and how it may end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fleuve.contracts import RunError, TrainerError
+from fleuve.control.controller import Controller
+from fleuve.control.fleet import Fleet, FleetPolicy
+from fleuve.control.journal import Record, State, frame, in_turn, unframe
+from fleuve.control.past import Past, whole_waves
+from fleuve.control.worker import Life
+from fleuve.data.rows import Row
+from fleuve.data.source import FilePasses, RowSource
+from fleuve.rollout.workflow import SingleTurn
+from fleuve.simulate.faults import EVALUATION_SECONDS, Case
+from fleuve.simulate.faulty import FaultyRewarder, FaultyTrainer
+from fleuve.simulate.faulty_engine import FaultyEngine, FaultyWorkers
+from fleuve.simulate.ledger import Ledger, ViolationError
+from fleuve.types import Batch, Prompt
+
+ROWS = 7
+"""Rows of the data set: several passes over it in most runs."""
+
+PATIENCE = 30
+"""Times the longest wait within which a version must be made: groups may fail, and be tried again."""
+
+
+class Source(RowSource):
+    """The production source, watched once there is a world."""
+
+    def __init__(self, case: Case) -> None:
+        rows = [Row(str(line), {}) for line in range(ROWS)]
+        super().__init__(FilePasses(rows, "fuzz", case.seed, shuffle=True), _prompt)
+        self.world: Leg | None = None
+
+    def next(self) -> Prompt:
+        prompt, world = super().next(), self.world
+        if world is not None:
+            served = min(world.sampled(), default=world.fleet.newest_version)
+            world.ledger.issues(prompt, world.controller.gate, served)
+        return prompt
+
+    def give_back(self, prompt: Prompt) -> None:
+        super().give_back(prompt)
+        if self.world is not None:
+            self.world.ledger.gives_back(prompt)
+
+    def served(self) -> set[str]:
+        """Every prompt that was served at least once, in this life or an earlier one, and is not to be served again."""
+        state = self.state()
+        number, position = int(str(state["pass"])), int(str(state["position"]))
+        whole = {f"e{p}/{line}" for p in range(number) for line in range(ROWS)}
+        begun = {f"e{number}/{index}" for index in self._passes.order(number)[:position]}
+        return (whole | begun) - set(self._returned)
+
+
+def _prompt(id: str, row: Row) -> Prompt:
+    return Prompt(id=id, input_ids=[1, 2], text="", answer="")
+
+
+def _read_name(ids: Sequence[int]) -> str:
+    """The text of an answer names it: its first two tokens are its group and its number."""
+    return f"{ids[0]}/{ids[1]}"
+
+
+class Observer:
+    """Puts what the controller reports into the ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def step(self, metrics: dict[str, float], batch: Batch) -> None:
+        self._ledger.event("reported", metrics["step"])
+
+    def span(self, track: str, name: str, start: float, end: float, **args: object) -> None:
+        if end < start:
+            raise ViolationError(f"{name} on {track} ended before it began")
+
+    def count(self, name: str, value: float, at: float) -> None: ...
+
+    def activity(self, who: str, what: str) -> None: ...
+
+    def note(self, message: str) -> None:
+        self._ledger.event("note", message)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of `version`, which holds the groups that `given_up` does not; the next record's number."""
+
+    version: int
+    records: list[Record]
+    given_up: set[str]
+    next: int
+
+
+class Journal:
+    """In memory, as msgpack, like what comes back from a file."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.frames: list[bytes] = []
+
+    @property
+    def next(self) -> int:
+        """The number of the next record."""
+        return self.first + len(self.frames)
+
+    def write(self, record: Record) -> None:
+        self.frames.append(frame(record, self.next))
+
+    def since(self, number: int) -> Iterator[Record]:
+        """The records from `number` on."""
+        return in_turn(unframe(self.frames), number)
+
+
+class Leg:
+    """One controller's life: from the beginning, or from a checkpoint."""
+
+    journal: Journal
+    ledger: Ledger
+
+    def __init__(self, case: Case, earlier: Leg | None = None, saved: Saved | None = None) -> None:
+        self.case = case
+        self.ledger: Ledger
+        self.journal: Journal
+        self.source = source = Source(case)
+        past = Past(source)
+        settings = case.settings()
+        if earlier is not None and saved is not None:
+            for record in saved.records:
+                past.apply(record)
+            written = list(earlier.journal.since(saved.next)) if case.resume == "journal" else []
+            whole = whole_waves(written, past.running) if settings.reproducible else len(written)
+            for record in written[:whole]:
+                past.apply(record)
+        start = past.version
+        self.ledger = Ledger(case, past, earlier.ledger if earlier else None)
+        source.world = self
+        observer = Observer(self.ledger)
+        self.journal = Journal(earlier.journal.next if earlier else 0)
+        self.checkpoints: list[Saved] = []
+        self.workers = FaultyWorkers(case, self.ledger, start)
+        self.trainer = FaultyTrainer(case, self.ledger, self._workers_stand, start)
+        self.fleet = Fleet(
+            list(self.workers.engines.values()),
+            case.seed,
+            start,
+            supervisor=self.workers if case.supervised else None,
+            policy=FleetPolicy(no_worker_timeout=case.no_worker_timeout),
+            observer=observer,
+        )
+        self.controller = Controller(
+            settings,
+            source,
+            SingleTurn(settings.rollout, case.seed, _read_name, FaultyRewarder(case, self.ledger, start)),
+            self.fleet,
+            self.trainer,
+            observer,
+            evaluate=self._evaluate if case.evaluate_every else None,
+            checkpoint=self._checkpoint,
+            journal=self.journal,
+            past=past,
+        )
+
+    def sampled(self) -> set[int]:
+        """The versions of the workers that the fleet takes answers from. One that is reborn is found out by and by; of
+        its answers none may be taken, which is seen where they are trained."""
+        return {max(life.version, engine.version) for life, engine in self._living()}
+
+    def _workers_stand(self) -> bool:
+        return all(engine.standing for _, engine in self._living() if engine.known)
+
+    def _living(self) -> list[tuple[Life, FaultyEngine]]:
+        return [(life, life.engine) for life in self.fleet.lives() if isinstance(life.engine, FaultyEngine)]
+
+    async def run(self) -> str:
+        """Play it, check it; how it ended.
+
+        Raises:
+            ViolationError: a promise was broken.
+        """
+        others = asyncio.all_tasks()
+        run = asyncio.create_task(self.controller.run())
+        hand = asyncio.create_task(self._meddle(run))
+        watch = asyncio.create_task(self._watch())
+        try:
+            await asyncio.wait([run, watch], return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+            ended = self._how_it_ended(run)
+        finally:
+            for task in (run, hand, watch):
+                task.cancel()
+            self.workers.close()
+            await asyncio.wait([hand, watch])
+        await asyncio.sleep(0)
+        self._check_quiet(others)
+        self.ledger.check_end(self.controller)
+        return ended
+
+    def save(self) -> Saved:
+        """What a checkpoint would keep now."""
+        controller = self.controller
+        records = controller.snapshot()
+        state = records[0]
+        assert isinstance(state, State)
+        return Saved(controller.version, records, self.given_up(), state.next)
+
+    def given_up(self) -> set[str]:
+        """Prompts that come no more in this leg, and were not trained."""
+        return self.ledger.given_up(self.controller.pending())
+
+    async def _meddle(self, run: asyncio.Task[None]) -> None:
+        """What comes from outside: Ctrl-C, its grace's end, a cancellation."""
+        case = self.case
+        if self.ledger.start:
+            return
+        if case.stop_at is not None:
+            await asyncio.sleep(case.stop_at)
+            self.ledger.event("stop")
+            self.controller.stop()
+            if case.cut_after is not None:
+                await asyncio.sleep(case.cut_after)
+                await self.trainer.interrupt()
+        elif case.cancel_at is not None:
+            await asyncio.sleep(case.cancel_at)
+            self.ledger.event("cancel")
+            run.cancel()
+
+    async def _watch(self) -> None:
+        """Invariant 7: something happens within the longest wait, a version is made within `PATIENCE` of them."""
+        gate = self.controller.gate
+        before, version, since_version = (-1, 0, 0, 0), -1, 0
+        while True:
+            await asyncio.sleep(self.case.longest_wait)
+            now = (gate.admitted, gate.trained, gate.dropped.total(), len(self.ledger.events))
+            if now == before:
+                raise ViolationError(f"nothing has happened for {self.case.longest_wait:g} s: {self._waits()}")
+            since_version = since_version + 1 if self.controller.version == version else 0
+            if since_version > PATIENCE:
+                raise ViolationError(f"no step for {PATIENCE * self.case.longest_wait:g} s: {self._waits()}")
+            before, version = now, self.controller.version
+
+    def _waits(self) -> str:
+        gate = self.controller.gate
+        return f"version {self.controller.version}, {gate.free} slots free, {dict(gate.dropped)} dropped"
+
+    def _how_it_ended(self, run: asyncio.Task[None]) -> str:
+        """Done, or with an error that says what happened, and only if something went wrong."""
+        case, ledger = self.case, self.ledger
+        if run.cancelled():
+            if case.cancel_at is None:
+                raise ViolationError("the run was cancelled by nobody")
+            return "cancelled"
+        error = run.exception()
+        if error is None:
+            if self.controller.version == case.steps:
+                if self.sampled() - {case.steps} and case.stop_at is None:
+                    raise ViolationError(f"the run ended at version {case.steps}, but {self.sampled()} is served")
+                return "done"
+            if case.stop_at is None or ledger.start:
+                raise ViolationError(f"the run ended at version {self.controller.version} of {case.steps}")
+            return "stopped"
+        leaves = list(_leaves(error))
+        for leaf in leaves:
+            if not isinstance(leaf, (RunError, TrainerError)):
+                raise leaf
+            if not self._had_to_come(str(leaf)):
+                raise ViolationError(f"the run ended for no reason with {leaf!r}")
+        return "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves)
+
+    def _had_to_come(self, error: str) -> bool:
+        """Whether something went wrong of which this is the word."""
+        case = self.case
+        if error.startswith("trainer: "):
+            return self.ledger.trainer_lost
+        if error.startswith("no rollout worker"):
+            return bool(case.worker_faults or case.failing_update or case.update_seconds or case.interrupt == "finish")
+        if "prompts in a row failed" in error:
+            return case.rates.groups_fail or case.exclude_truncated or bool(case.worker_faults) or case.tail > 0
+        return "had no signal" in error and case.dynamic_sampling
+
+    def _check_quiet(self, others: set[asyncio.Task[object]]) -> None:
+        """Nothing goes on after the end."""
+        if left := [t for t in asyncio.all_tasks() - others if t is not asyncio.current_task()]:
+            raise ViolationError(f"tasks are left over: {left}")
+        if busy := [e.name for e in (*self.workers.engines.values(), *self.workers.gone) if e.busy]:
+            raise ViolationError(f"{busy} are still asked for answers that nobody waits for")
+        if in_flight := {w: n for w, n in self.fleet.router.in_flight.items() if n}:
+            raise ViolationError(f"answers are still counted as in flight: {in_flight}")
+
+    async def _evaluate(self, version: int) -> dict[str, float]:
+        began = self.sampled()
+        await asyncio.sleep(EVALUATION_SECONDS * random.Random(version).random())
+        ended = self.sampled()
+        self.ledger.event("evaluated", version)
+        if (began | ended) - {version}:
+            raise ViolationError(f"an evaluation of version {version} saw {began}, then {ended}")
+        return {"eval/test/pass@1": 0.5}
+
+    async def _checkpoint(self, version: int) -> None:
+        if version != self.trainer.version:
+            raise ViolationError(f"a checkpoint of version {version} of a trainer at {self.trainer.version}")
+        self.checkpoints.append(self.save())
+        await asyncio.sleep(0.05)
+        self.ledger.event("saved", version)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
