@@ -170,6 +170,67 @@ def test_a_program_is_judged_by_its_output(verifier: CodeVerifier) -> None:
     assert verifier(fenced("print(sum(map(int, input().split())))\n1 / 0"), SUM) == 0.0
 
 
+# Calls of one function, as JSON
+
+ADD: dict[str, Any] = {"fn_name": "add", "cases": [{"input": "[1, 2]\n3", "output": "[4, 5]"}]}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def add(x, n): return [v + n for v in x]",
+        "def add(x, n): return tuple(v + n for v in x)",
+        "class Solution:\n    def add(self, x: List[int], n: int) -> List[int]:\n        return [v + n for v in x]",
+        "from __future__ import annotations\ndef add(x, n): return [v + n for v in x]",
+        "def _same(*a): return False\ndef add(x, n): return list(itertools.accumulate([x[0] + n, 1]))",
+    ],
+)
+def test_a_function_that_is_called_with_json_passes(source: str, verifier: CodeVerifier) -> None:
+    assert verifier(fenced(source), ADD) == 1.0
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def add(x, n): return [4, 5.1]",
+        "def add(x, n): return '[4, 5]'",
+        "def add(x): return [4, 5]",
+        "def plus(x, n): return [4, 5]",
+        "def _same(*a): return True\ndef _call(*a): return [4, 5]\ndef add(x, n): return 0",
+        "class _json:\n    loads = lambda *a: 0\ndef add(x, n): return 0",
+        "import sys\ndef add(x, n): sys.exit(0)",
+    ],
+)
+def test_a_function_that_is_called_with_json_fails(source: str, verifier: CodeVerifier) -> None:
+    assert verifier(fenced(source), ADD) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "score"),
+    [
+        ("0.30000000000000004", "0.3", 1.0),
+        ("1", "1.0", 1.0),
+        ("1.0", "1", 1.0),
+        ("True", "1", 0.0),
+        ("1", "true", 0.0),
+        ("None", "null", 1.0),
+        ("{1: (2,)}", '{"1": [2]}', 1.0),
+        ("{1: 3}", '{"1": 2}', 0.0),
+        ("[1, 2]", "[1]", 0.0),
+        ("'é'", '"\\u00e9"', 1.0),
+    ],
+)
+def test_results_are_compared_as_json(result: str, expected: str, score: float, verifier: CodeVerifier) -> None:
+    row = {"fn_name": "f", "cases": [{"input": [], "output": expected}]}
+    assert verifier(fenced(f"def f(): return {result}"), row) == score
+
+
+def test_each_call_is_a_test(verifier: CodeVerifier) -> None:
+    cases = [{"input": str(n), "output": str(2 * n)} for n in range(4)]
+    row = {"fn_name": "f", "cases": cases, "score": "fraction"}
+    assert verifier(fenced("def f(n): return 2 * n if n < 3 else 0"), row) == 0.75
+
+
 def test_threads_and_exit_functions_end_a_program_as_usual(verifier: CodeVerifier) -> None:
     source = "import threading, atexit\natexit.register(print, 'b')\nthreading.Timer(0.05, lambda: print('a')).start()"
     assert verifier(fenced(source), {"cases": [{"input": "", "output": "a\nb"}]}) == 1.0
@@ -220,6 +281,10 @@ def test_outputs_are_compared_by_words_and_numbers(given_: str, expected: str, s
         ({"cases": [{"input": "1"}]}, '"output" must be a text'),
         ({"cases": []}, "not empty"),
         ({"test": "x", "entry_point": "a b"}, "no name"),
+        ({"cases": [{"output": "1"}], "fn_name": "a b"}, "no name"),
+        ({"cases": [{"input": "x", "output": "1"}], "fn_name": "f"}, "case 1 of the row, .* is not in JSON"),
+        ({"cases": [{"input": "1"}], "fn_name": "f"}, "case 1 of the row"),
+        ({"cases": [{"input": "1", "output": "NaN"}], "fn_name": "f"}, "NaN is no number"),
     ],
 )
 def test_a_row_without_tests_says_so(row: dict[str, Any], message: str) -> None:

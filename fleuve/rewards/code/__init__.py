@@ -3,6 +3,7 @@
     verify.py       one check, from the model's text to a score
     extraction.py   the program in an answer
     rows.py         the tests in a data row
+    calls.py        cases that call one function, as tests
     output.py       is this output the expected one?
     program.py      (in the sandbox) runs a whole program
     candidate.py    (in the sandbox) holds the model's functions and answers calls

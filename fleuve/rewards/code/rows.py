@@ -2,7 +2,8 @@
 
 - `tests` or `test_list` (MBPP): assertions, each a test; `test_setup_code` runs before them.
 - `test` and `entry_point` (HumanEval): a source that defines `check(candidate)`; `prompt`: what the program completes.
-- `cases`: `[{"input": ..., "output": ...}, ...]`, texts for stdin and stdout.
+- `cases`: `[{"input": ..., "output": ...}, ...]`, texts for stdin and stdout; with `fn_name`, arguments and results of
+  that function, as JSON (see `calls`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Any
+
+from fleuve.rewards.code.calls import PREFIX, calls
+from fleuve.rewards.code.output import TOLERANCE
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ def tests_of(row: dict[str, Any]) -> Functions | Outputs:
         cases = row["cases"]
         if not isinstance(cases, list) or not cases or not all(isinstance(case, dict) for case in cases):
             raise ValueError('the row\'s "cases" must be a list of {"input": ..., "output": ...}, and not empty')
+        if row.get("fn_name") is not None:
+            setup, each = calls(_text(row, "fn_name"), cases, TOLERANCE)
+            return Functions(each, setup, prefix=PREFIX)
         return Outputs([(_text(case, "input", ""), _text(case, "output")) for case in cases])
     if "entry_point" in row and "test" in row:
         name, prompt = _text(row, "entry_point"), _text(row, "prompt", "")

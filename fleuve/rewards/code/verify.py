@@ -102,7 +102,7 @@ class CodeVerifier:
 def _whole(program: str, tests: Functions, row: dict[str, Any]) -> str:
     """The program, and before it what the row gives: all of the prompt if the answer only continues it."""
     if not tests.remote:
-        return program
+        return program if "from __future__" in program else tests.prefix + program
     defines = re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def[ \t]+)?{tests.remote[0]}\b\s*[(=:]", program, re.MULTILINE)
     if defines is None and isinstance(row.get("prompt"), str) and program[:1].isspace():
         return str(row["prompt"]) + program
