@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from itertools import chain
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import (
@@ -26,7 +27,7 @@ from fleuve.contracts import (
     TrainerError,
     Workflow,
 )
-from fleuve.control.batching import next_batch, surplus
+from fleuve.control.batching import surplus
 from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures, check_finite
@@ -303,17 +304,13 @@ class Controller:
         control = self._settings.control
         if control.overdue == "drop":
             self._drop_overdue()
-        if len(self._ready) < control.batch_size:
-            return []
-        ready, running = self.gate.deadlines(self._ready), self.gate.deadlines(self._running)
-        return next_batch(ready, running, self.version, control.batch_size, wait=control.overdue == "wait") or []
+        return self.gate.next_batch(self.version, wait=control.overdue == "wait") or []
 
     def _drop_overdue(self) -> None:
-        for group, deadline in self.gate.deadlines([*self._ready, *self._running]).items():
-            if deadline < self.version:
-                if group in self._running:
-                    self._running[group].cancel()
-                self._drop(group, "overdue")
+        for group in self.gate.overdue(self.version, chain(self._ready, self._running)):
+            if group in self._running:
+                self._running[group].cancel()
+            self._drop(group, "overdue")
 
     async def _step(self, chosen: list[int], waiting_since: float) -> None:
         """Train one batch, publish the version it makes, and report it."""

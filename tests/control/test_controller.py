@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from world import World, heavy_tail
 
 from fleuve.contracts import RunError
+from fleuve.control.fleet import Fleet
 from fleuve.control.gate import State
+from fleuve.control.past import Past
 from fleuve.simulate.clock import run_virtual
 
 SEEDS = st.integers(0, 2**32)
@@ -225,3 +227,33 @@ def test_a_run_that_ends_while_the_workers_are_being_paused_leaves_its_batch_rea
     gate = run_virtual(main()).controller.gate
     assert (gate.count(State.STEPPING), gate.trained) == (0, 0)
     assert gate.count(State.READY) >= 4
+
+
+def test_a_run_that_goes_on_after_a_step_that_was_cut_short_has_room_for_every_group():
+    """That step made a version of one group, so not all the others can be trained within η as they are."""
+
+    async def main() -> tuple[World, World]:
+        first = World(eta=2, batch_size=4)
+        ready = 12
+        run = asyncio.ensure_future(first.controller.run())
+        while first.controller.gate.count(State.READY) + first.controller.gate.count(State.STEPPING) < ready:
+            await asyncio.sleep(0.001)
+        run.cancel()
+        await asyncio.wait([run])
+        assert (first.controller.version, first.controller.gate.trained) == (1, 2)
+        past = Past(first.source)
+        for record in first.controller.snapshot():
+            past.apply(record)
+        for engine in first.engines:
+            engine.version = past.version
+        fleet = Fleet(first.engines, 0, past.version)
+        second = World(eta=2, batch_size=4, source=first.source, engines=first.engines, fleet=fleet, past=past)
+        second.trainer.version = past.version
+        async with asyncio.timeout(1000.0):
+            await second.controller.run()
+        return first, second
+
+    first, second = run_virtual(main())
+    assert second.controller.version == 20
+    assert max(second.staleness()) <= 2
+    assert max((first.trained() + second.trained()).values()) == 1
