@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 from fleuve.contracts import ContinuingEngine, RolloutEngine, RolloutError, WorkerLostError
@@ -74,9 +75,10 @@ class Life:
             raise WorkerLostError(f"{self.name}: sampled with version {completion.versions[0]}, and had {version}")
         return completion
 
-    @property
+    @cached_property
     def continues(self) -> bool:
-        """Whether it goes on with answers that another worker has begun, and tells how far it has come."""
+        """Whether it goes on with answers that another worker has begun, and tells how far it has come. Looked up once:
+        the check of a protocol costs more than all else that an answer does here."""
         return isinstance(self.engine, ContinuingEngine)
 
     async def collect(self) -> None:
