@@ -77,9 +77,14 @@ def sft(context: typer.Context, config: Config) -> None:
 
     settings = load_sft_settings(config, _flags(context, str(config)))
     preflight_sft(settings)
+    from fleuve.contracts import RunError
     from fleuve.train.sft import run_sft
 
-    run_sft(settings)
+    try:
+        run_sft(settings)
+    except (RunError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()

@@ -16,11 +16,13 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from fleuve.config.settings import SftSettings
+from fleuve.contracts import RunError
 from fleuve.data.open import open_demonstrations
 from fleuve.errors import UserError
 from fleuve.modeling.char_tokenizer import build_char_tokenizer
 from fleuve.modeling.loading import DTYPES, build_model, load_model, pick_device, resolve_model
 from fleuve.modeling.tokenizer import load_tokenizer
+from fleuve.observe.rundir import RunDirectory
 from fleuve.train.checkpoint import save_model
 from fleuve.train.microbatch import Sample, make_micro_batches
 from fleuve.train.optimizer import MasterOptimizer
@@ -48,7 +50,9 @@ def run_sft(settings: SftSettings, rows: Iterable[SftRow] | None = None, log: Lo
             directory.
 
     Raises:
-        UserError: a row is longer than `trainer.token_budget`, there are too few rows, or the model cannot be built.
+        UserError: a row is longer than `trainer.token_budget`, there are too few rows, the model cannot be built, or
+            another run writes into the run directory.
+        RunError: `trainer.max_nonfinite_in_a_row` updates in a row could not be made.
     """
     disable_progress_bar()
     trainer = settings.trainer
@@ -69,17 +73,32 @@ def run_sft(settings: SftSettings, rows: Iterable[SftRow] | None = None, log: Lo
         weight_decay=trainer.weight_decay,
     )
     policy = Policy(model, 1.0, trainer.logprob_chunk, trainer.activation_checkpointing)
-    log = log or _default_log(settings)
-    samples = (_sample(row, tokenizer.eos_token_id, trainer.token_budget) for row in rows)
-    for step in range(settings.steps):
-        batch = list(itertools.islice(samples, settings.batch_size))
-        if len(batch) < settings.batch_size:
-            raise UserError(
-                f"the demonstrations ended in step {step + 1}: "
-                f"{settings.steps} steps of {settings.batch_size} need {settings.steps * settings.batch_size}"
-            )
-        learning_rate = trainer.learning_rate * schedule(step, settings.steps, trainer.warmup_steps)
-        log({"step": float(step + 1), **_step(batch, policy, optimizer, settings, learning_rate, device)})
+    run = RunDirectory(settings.run_dir)
+    if log is None:
+        run.root.mkdir(parents=True, exist_ok=True)
+        run.lock()
+        log = _default_log(run, settings.steps)
+    try:
+        in_a_row = 0
+        samples = (_sample(row, tokenizer.eos_token_id, trainer.token_budget) for row in rows)
+        for step in range(settings.steps):
+            batch = list(itertools.islice(samples, settings.batch_size))
+            if len(batch) < settings.batch_size:
+                raise UserError(
+                    f"the demonstrations ended in step {step + 1}: "
+                    f"{settings.steps} steps of {settings.batch_size} need {settings.steps * settings.batch_size}"
+                )
+            learning_rate = trainer.learning_rate * schedule(step, settings.steps, trainer.warmup_steps)
+            metrics = _step(batch, policy, optimizer, settings, learning_rate, device)
+            log({"step": float(step + 1), **metrics})
+            in_a_row = in_a_row + 1 if metrics["loss/skipped_nonfinite"] else 0
+            if in_a_row >= trainer.max_nonfinite_in_a_row:
+                raise RunError(
+                    f"{in_a_row} updates in a row had a loss or a gradient that is not finite, the last in step "
+                    f"{step + 1}, and were skipped: try a lower trainer.learning_rate"
+                )
+    finally:
+        run.release()
     return _save(settings, model, tokenizer)
 
 
@@ -164,19 +183,17 @@ def _save(settings: SftSettings, model: torch.nn.Module, tokenizer: Any) -> Path
     return path
 
 
-def _default_log(settings: SftSettings) -> Log:
-    directory = Path(settings.run_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    file = (directory / "metrics.jsonl").open("w", buffering=1)
-    every = max(1, settings.steps // 50)
+def _default_log(run: RunDirectory, steps: int) -> Log:
+    file = run.metrics.open("w", buffering=1)
+    every = max(1, steps // 50)
 
     def log(metrics: dict[str, float]) -> None:
         file.write(json.dumps(metrics) + "\n")
         step = int(metrics["step"])
-        if step == 1 or step % every == 0 or step == settings.steps:
+        if step == 1 or step % every == 0 or step == steps:
             rate = metrics["tokens/trained"] / metrics["time/step"]
             print(
-                f"step {step}/{settings.steps}  loss {metrics['loss/cross_entropy']:.4f}  "
+                f"step {step}/{steps}  loss {metrics['loss/cross_entropy']:.4f}  "
                 f"learning rate {metrics['loss/learning_rate']:.2e}  {rate:,.0f} tokens/s",
                 flush=True,
             )

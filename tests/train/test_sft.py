@@ -11,8 +11,10 @@ from tiny import ALPHABET, SMALL
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fleuve.config.settings import SftSettings
+from fleuve.contracts import RunError
 from fleuve.errors import UserError
 from fleuve.modeling.char_tokenizer import build_char_tokenizer
+from fleuve.observe.rundir import RunDirectory
 from fleuve.train.sft import SftRow, run_sft, schedule
 
 ARCHITECTURE = {"model_type": "qwen3", **{k: v for k, v in SMALL.items() if not k.endswith(("_id", "vocab_size"))}}
@@ -119,3 +121,22 @@ def test_it_does_not_overwrite_what_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no model directory"):
         run_sft(_settings(tmp_path, steps=1), _rows(), lambda _: None)
     assert (tmp_path / "model" / "diary.txt").exists()
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    settings = _settings(tmp_path, steps=1)
+    first = RunDirectory(settings.run_dir)
+    first.root.mkdir()
+    first.lock()
+    with pytest.raises(UserError, match=r"a run is going on in .*run \(process \d+\)"):
+        run_sft(settings, _rows())
+    first.release()
+    run_sft(settings, _rows())
+    run_sft(settings, _rows())  # it has given the directory up
+
+
+def test_updates_that_are_not_finite_end_it_when_there_are_three_in_a_row(tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    with pytest.raises(RunError, match="3 updates in a row had a loss or a gradient that is not finite"):
+        run_sft(_settings(tmp_path, learning_rate=1e30, eps=1e-30, max_grad_norm=1e30), _rows(), seen.append)
+    assert [row["loss/skipped_nonfinite"] for row in seen[-3:]] == [1.0, 1.0, 1.0]
