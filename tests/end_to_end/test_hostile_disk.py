@@ -1,0 +1,94 @@
+"""A run whose disk is full, or whose directory is somebody's already: one clear error, and what is saved stays."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from runs import command, environment, family, start, survivors, write_config
+
+
+def small_disk(directory: Path, kilobytes: int, *arguments: str) -> list[str]:
+    """`arguments` where `directory` is a file system of this size, that goes with the process."""
+    mount = f'mount -t tmpfs -o size={kilobytes}k tmpfs {directory} && exec "$@"'
+    return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *arguments]
+
+
+def can_mount(directory: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run(small_disk(directory, 100, "true"), capture_output=True, check=False).returncode == 0
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_exit_code_1_and_says_what_is_saved(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not can_mount(disk):
+        pytest.skip("needs a file system of its own")
+    config = write_config(tmp_path)
+    flags = ["--run_dir", str(disk / "run"), "--steps", "300", "--rollout.max_new_tokens", "48"]
+    done = subprocess.run(
+        small_disk(disk, 120, *command(config, *flags)),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, output
+    assert "cannot be written: No space left on device" in errors[0]
+    assert "no checkpoint is saved" in done.stderr
+    assert "Traceback" not in output
+    assert "step 1" in output  # it had begun
+
+
+def test_a_second_run_in_the_same_directory_refuses_and_the_first_goes_on(tmp_path: Path) -> None:
+    first = start(tmp_path, "--rollout.max_new_tokens", "64")
+    processes = family(first)
+    try:
+        second = subprocess.run(
+            command(tmp_path / "config.toml"),
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert second.returncode == 2, second.stderr
+        assert f"a run is going on in {tmp_path / 'run'} (process {first.pid})" in second.stderr
+        assert len([line for line in second.stderr.splitlines() if line.startswith("error: ")]) == 1
+        assert first.poll() is None
+    finally:
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    assert not survivors(processes, within=10)
+
+
+def test_a_directory_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if not can_mount(disk):
+        pytest.skip("needs a file system of its own")
+    config = write_config(tmp_path)
+    read_only = f'mount -t tmpfs -o size=100k,ro tmpfs {disk} && exec "$@"'
+    arguments = command(config, "--run_dir", str(disk / "run"))
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", read_only, "sh", *arguments],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith(f"error: run_dir = {disk / 'run'}: ")
