@@ -32,6 +32,7 @@ from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures, check_finite
 from fleuve.control.fleet import Fleet
+from fleuve.control.garbage import seldom_collected
 from fleuve.control.gate import Gate
 from fleuve.control.journal import Admitted, Dropped, Evaluated, Journal, NoJournal, Record, Step, ready
 from fleuve.control.past import Past, snapshot
@@ -116,16 +117,13 @@ class Controller:
         """
         self._last_step_at = self._now()
         self._saving.begun(self._now())
-        async with asyncio.TaskGroup() as tasks:
-            loops = [
-                tasks.create_task(self._admit(tasks)),
-                tasks.create_task(self._delivery.run()),
-                tasks.create_task(self._reporter.watch(self._fleet)),
-                tasks.create_task(self._fleet.tend()),
-            ]
-            await self._train()
-            for task in [*loops, *self._running.values()]:
-                task.cancel()
+        with seldom_collected():
+            async with asyncio.TaskGroup() as tasks:
+                others = self._admit(tasks), self._delivery.run(), self._reporter.watch(self._fleet), self._fleet.tend()
+                loops = [tasks.create_task(loop) for loop in others]
+                await self._train()
+                for task in [*loops, *self._running.values()]:
+                    task.cancel()
 
     def stop(self) -> None:
         """End the run after the step in progress; what is admitted and not trained stays in `pending`."""
