@@ -11,6 +11,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from fleuve.errors import UserError
+from fleuve.launch.fleet_command import fleet
 
 app = typer.Typer(
     name="fleuve",
@@ -19,6 +20,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(fleet)
 
 # Everything after CONFIG is kept as it stands: dotted flags, read by config.loader.
 _DOTTED = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}

@@ -8,6 +8,7 @@ weights. Who is well is decided here; `caretaker.py` restarts the others.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from fleuve.control.signal import Signal
 from fleuve.control.worker import Life, Worker
 from fleuve.types import Interrupt, WeightFile
 
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")
+"""A worker's: it names files too."""
 REFUSED_AGAIN = 0.2
 """Seconds between a probe that was refused and the next."""
 
@@ -184,12 +187,14 @@ class Fleet:
         """One more worker: it is started, gets the newest weights, and then groups. Returns its name.
 
         Raises:
-            ValueError: there is one of that name, or nobody who could start it.
+            ValueError: there is one of that name, it is none, or there is nobody who could start it.
         """
         if not self._caretaker.can_start:
             raise ValueError("this run cannot start workers")
         if name is None:
             name, self._added = f"worker-{self._added}", self._added + 1
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a worker: letters, digits, - and _ make one, 60 at most")
         if name in self.workers:
             raise ValueError(f"there is a worker {name} already")
         self.workers[name] = worker = Worker(name, self.policy.health, None, self.now())
