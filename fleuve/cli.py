@@ -41,20 +41,30 @@ def main() -> NoReturn:
 
 
 @app.command(context_settings=_DOTTED)
-def train(context: typer.Context, config: Config) -> None:
-    """Train by asynchronous RL. Any setting can follow as a flag: --control.max_staleness 0."""
+def train(
+    context: typer.Context,
+    config: Config,
+    resume: Annotated[
+        str, typer.Option(help="auto: go on with the run that is there; no: begin anew; or a checkpoint to begin from.")
+    ] = "auto",
+) -> None:
+    """Train by asynchronous RL, or go on with the run that is there: the same command does both.
+
+    Any setting can follow as a flag: --control.max_staleness 0.
+    """
     from fleuve.config.loader import load_settings
     from fleuve.config.preflight import preflight
     from fleuve.rewards.sandbox.level import TITLE
 
-    settings = load_settings(config, _flags(context, str(config)))
+    resume, flags = _take(_flags(context, str(config)), "--resume", resume)
+    settings = load_settings(config, flags)
     for line in preflight(settings):
         # Who runs programs that a model wrote is told at every start what keeps them in.
         if line.startswith(("note: ", f"ok: {TITLE}")):
             print(line, file=sys.stderr)
     from fleuve.launch.train import run_training
 
-    sys.exit(run_training(settings))
+    sys.exit(run_training(settings, resume))
 
 
 @app.command(context_settings=_DOTTED)
@@ -277,6 +287,22 @@ def _flags(context: typer.Context, *positional: str) -> list[str]:
         )
         raise UserError(f"flags come last: fleuve {context.info_name} {names} {misplaced} ...")
     return list(context.args)
+
+
+def _take(flags: list[str], name: str, default: str) -> tuple[str, list[str]]:
+    """The value of the flag `name` among the words that follow CONFIG, and the others."""
+    rest, value = [], default
+    words = iter(flags)
+    for word in words:
+        if word == name:
+            value = next(words, "")
+            if not value:
+                raise UserError(f"{name} needs a value, as in {name} auto")
+        elif word.startswith(f"{name}="):
+            value = word.removeprefix(f"{name}=")
+        else:
+            rest.append(word)
+    return value, rest
 
 
 @contextmanager

@@ -144,6 +144,10 @@ class TrainerError(RuntimeError):
     """The trainer failed, did not answer in time, or died."""
 
 
+class TrainerLostError(TrainerError):
+    """The trainer did not answer at all: it is dead, or hangs."""
+
+
 class Observer(Protocol):
     """Where the controller reports. Times are seconds of the event loop's clock."""
 

@@ -90,6 +90,7 @@ class TrainerSettings(Section):
     activation_checkpointing: bool = False
     max_nonfinite_in_a_row: Positive = 3
     step_timeout: Seconds = 3600.0
+    health_timeout: Seconds = 120.0
     start_timeout: Seconds = 180.0
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fleuve.config.settings import RolloutSettings, Settings
 from fleuve.control.fleet import FleetPolicy
 from fleuve.control.health import HealthPolicy
 from fleuve.launch.engines import EngineProcesses
-from fleuve.launch.placement import available_cpus, place
+from fleuve.launch.history import History
+from fleuve.launch.placement import Place, available_cpus, place
 from fleuve.launch.process import ChildProcess
-from fleuve.rollout.client import EngineClient
-from fleuve.train.client import TrainerClient
+from fleuve.launch.trainer import SupervisedTrainer
 from fleuve.weights.directory import make_directory
 
 
@@ -24,27 +25,23 @@ from fleuve.weights.directory import make_directory
 class System:
     """The running processes, as the controller talks to them."""
 
-    trainer: TrainerClient
-    trainer_process: ChildProcess
+    trainer: SupervisedTrainer
     engines: EngineProcesses
+    start_trainer: Callable[[Settings], Awaitable[ChildProcess]]
+    """Starts a trainer by other settings, in the place of the one there is."""
 
     @property
     def children(self) -> list[ChildProcess]:
         """Every process, as of now."""
-        return [self.trainer_process, *self.engines.children]
-
-    async def watch(self) -> None:
-        """Returns never; raises as soon as the trainer dies. The engines are the fleet's to look after.
-
-        Raises:
-            ChildError: it names the process and ends with its last words.
-        """
-        raise await self.trainer_process.died()
+        return [*([self.trainer.process] if self.trainer.process else []), *self.engines.children]
 
 
 @asynccontextmanager
-async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
-    """Start the trainer and the engines side by side, and end them all on the way out, however that is reached.
+async def start(
+    settings: Settings, logs: Path, history: History, note: Callable[[str], None], trainer_settings: Settings
+) -> AsyncIterator[System]:
+    """Start the trainer (by `trainer_settings`) and the engines side by side, and end them all on the way out, however
+    that is reached. `note` hears of a trainer that is started again.
 
     Raises:
         ChildError: one did not come up.
@@ -63,29 +60,41 @@ async def start(settings: Settings, logs: Path) -> AsyncIterator[System]:
         engines = EngineProcesses(settings, logs, weights, places.workers)
         stack.push_async_callback(engines.close)
         starting = [asyncio.create_task(engines.open(name)) for name in engines.names]
-        trainer_process = await _all_or_none(
-            asyncio.create_task(
-                ChildProcess.start(
-                    "trainer",
-                    "fleuve.train",
-                    {
-                        "settings": settings.model_dump(mode="json"),
-                        "weights_directory": str(weights),
-                        "threads": places.trainer.threads,
-                    },
-                    logs / "trainer.log",
-                    cpus=places.trainer.cpus,
-                    threads=places.trainer.threads,
-                    start_timeout=settings.trainer.start_timeout,
-                )
-            ),
-            starting,
+        trainer = SupervisedTrainer(
+            lambda: start_trainer(trainer_settings, logs, weights, places.trainer),
+            history,
+            note,
+            step_timeout=settings.trainer.step_timeout,
+            health_timeout=settings.trainer.health_timeout,
         )
-        stack.push_async_callback(engines.close, trainer_process)
-        trainer = await stack.enter_async_context(
-            TrainerClient(trainer_process.url, settings.trainer.step_timeout, trainer_process.token)
-        )
-        yield System(trainer, trainer_process, engines)
+
+        async def close() -> None:
+            await asyncio.gather(engines.close(), trainer.close())
+
+        stack.push_async_callback(close)
+        await _all_or_none([asyncio.create_task(trainer.open()), *starting])
+        yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, places.trainer))
+
+
+async def start_trainer(settings: Settings, logs: Path, weights: Path, spot: Place) -> ChildProcess:
+    """A trainer's process, once it answers; it publishes in the directory `weights`.
+
+    Raises:
+        ChildError: it did not come up.
+    """
+    return await ChildProcess.start(
+        "trainer",
+        "fleuve.train",
+        {
+            "settings": settings.model_dump(mode="json"),
+            "weights_directory": str(weights),
+            "threads": spot.threads,
+        },
+        logs / "trainer.log",
+        cpus=spot.cpus,
+        threads=spot.threads,
+        start_timeout=settings.trainer.start_timeout,
+    )
 
 
 def fleet_policy(rollout: RolloutSettings) -> FleetPolicy:
@@ -95,15 +104,12 @@ def fleet_policy(rollout: RolloutSettings) -> FleetPolicy:
     return FleetPolicy(health, rollout.no_worker_timeout, one_version=one_version)
 
 
-async def _all_or_none(trainer: asyncio.Task[ChildProcess], engines: list[asyncio.Task[EngineClient]]) -> ChildProcess:
-    """The trainer's process once all are up; if one fails, no other is on its way any more when the error goes on."""
+async def _all_or_none(starting: Sequence[asyncio.Task[Any]]) -> None:
+    """Returns once all are up; if one fails, no other is on its way any more when the error goes on."""
     try:
-        await asyncio.gather(trainer, *engines)
+        await asyncio.gather(*starting)
     except BaseException:
-        for task in (trainer, *engines):
+        for task in starting:
             task.cancel()
-        await asyncio.gather(trainer, *engines, return_exceptions=True)
-        if not trainer.cancelled() and trainer.exception() is None:
-            await trainer.result().stop()
+        await asyncio.gather(*starting, return_exceptions=True)
         raise
-    return trainer.result()

@@ -50,6 +50,11 @@ class Stop:
             self._controller.stop()
             self._cut = asyncio.get_running_loop().create_task(self._cut_short())
 
+    def save(self) -> None:
+        """The signal handler of SIGUSR1: a checkpoint, as soon as there can be one."""
+        if self._controller is not None and not self._ending:
+            self._controller.save_soon()
+
     async def _cut_short(self) -> None:
         await asyncio.sleep(STEP_GRACE)
         assert self._trainer is not None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 from fleuve.config.loader import dump_settings
@@ -18,14 +20,19 @@ from fleuve.data.source import RowSource
 from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.background import in_background
-from fleuve.launch.checkpoints import Checkpoints
+from fleuve.launch.checkpoints import COMMITTED, Checkpoints
+from fleuve.launch.journal import JournalFile
 from fleuve.launch.local import System, fleet_policy, start
+from fleuve.launch.orders import take_orders
 from fleuve.launch.process import ChildError
+from fleuve.launch.resume import Opened, finished, open_run
+from fleuve.launch.saver import Saver
 from fleuve.launch.stop import Stop
 from fleuve.modeling.tokenizer import answer_decoder, load_tokenizer
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
-from fleuve.observe.rundir import RunDirectory, create_run_directory
+from fleuve.observe.remake import Remake
+from fleuve.observe.rundir import RunDirectory
 from fleuve.rewards.open import open_rewarder
 from fleuve.rewards.process import CrashError
 from fleuve.rollout.workflow import SingleTurn
@@ -42,20 +49,21 @@ RESCUE = 60.0
 INTERRUPTED = 130
 
 
-def run_training(settings: Settings) -> int:
-    """Train; the exit code: 0 done, 1 failed, 130 interrupted (with a checkpoint).
+def run_training(settings: Settings, resume: str = "auto") -> int:
+    """Train; the exit code: 0 done, 1 failed, 130 interrupted (with a checkpoint). `resume`: see `resume.open_run`.
 
     Raises:
         UserError: the settings cannot be run.
     """
     try:
-        return asyncio.run(_train(settings))
+        return asyncio.run(_train(settings, resume))
     except Exception as error:
         leaf = _reason(error)
         if isinstance(leaf, UserError):
             raise leaf from None
         if isinstance(leaf, EXPECTED):
             print(f"error: {leaf}", file=sys.stderr)
+            print(_saved(RunDirectory(settings.run_dir)), file=sys.stderr)
             return 1
         raise
 
@@ -69,22 +77,37 @@ def _reason(error: BaseException) -> BaseException:
     return [*faults, *deaths, *leaves][0]
 
 
+def _saved(run: RunDirectory) -> str:
+    """What a run that failed leaves to go on from."""
+    newest = max(run.checkpoints.glob(f"step-*/{COMMITTED}"), default=None)
+    if newest is None:
+        return f"no checkpoint is saved; what the run came to is in {run.root}"
+    return f"saved: {newest.parent}"
+
+
 def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
     return [error]
 
 
-async def _train(settings: Settings) -> int:
+async def _train(settings: Settings, resume: str) -> int:
     main = asyncio.current_task()
     assert main is not None
     stop = Stop(main)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.ask)
-    run = create_run_directory(settings.run_dir, dump_settings(settings))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.save)
+    if resume == "auto" and finished(settings):
+        print(
+            f"the run in {settings.run_dir} has made its {settings.steps} steps: with more --steps it goes on, with "
+            "--resume no another begins"
+        )
+        return 0
+    opened = open_run(settings, resume)
     try:
-        with RunObserver(run, settings) as observer:
-            await _run(settings, run, observer, stop)
+        with RunObserver(opened.run, settings, earlier=opened.earlier) as observer:
+            await _run(settings, opened, observer, stop)
     except asyncio.CancelledError:
         if not stop.asked:
             raise
@@ -93,7 +116,7 @@ async def _train(settings: Settings) -> int:
         if not (stop.at_once and isinstance(_reason(error), EXPECTED)):
             raise
     finally:
-        run.release()
+        opened.run.release()
     return INTERRUPTED if stop.asked else 0
 
 
@@ -111,17 +134,24 @@ def _open_data(settings: Settings) -> tuple[Any, RowSource]:
     return tokenizer, open_source(settings.data.train, settings.data, tokenizer, settings.seed)
 
 
-async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, stop: Stop) -> None:
-    """Start every process, train, save."""
+async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: Stop) -> None:
+    """Start every process, bring them to where the run was, train, save."""
+    run = opened.run
+    for note in opened.words():
+        observer.note(note)
     observer.note("starting the trainer, the rollout workers and the verifiers")
     tokenizer, source = await in_background(lambda: _open_data(settings))
+    reading = opened.history.open(source, whole=settings.reproducible)
+    journal = JournalFile(run.journal, opened.next, observer.note)
     async with (
-        start(settings, run.logs) as system,
+        start(settings, run.logs, opened.history, observer.note, opened.former or settings) as system,
         open_rewarder(
             settings.reward, [settings.data.verifier, *source.verifiers], run.logs / "rewards.log"
         ) as rewards,
     ):
-        observer.also(rewards.metrics)
+        trainer = system.trainer
+        for gauges in (rewards.metrics, trainer.gauges):
+            observer.also(gauges)
         fleet = Fleet(
             system.engines.clients,
             settings.seed,
@@ -131,55 +161,60 @@ async def _run(settings: Settings, run: RunDirectory, observer: RunObserver, sto
             vocabulary=inspect_model(settings.model.path).vocabulary,
         )
         observer.also(fleet.gauges)
-        workflow = SingleTurn(
-            settings.rollout,
-            settings.seed,
-            answer_decoder(tokenizer),
-            rewards,
-        )
+        await trainer.bring_up(reading, Remake(settings, observer, opened.earlier.steps))
         checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep)
-
-        async def checkpoint(version: int) -> None:
-            path = await checkpoints.save(version, system.trainer, {"version": version, **controller.state()})
-            observer.note(f"checkpoint {path}")
-
+        saver = Saver(checkpoints, trainer, journal, observer.note)
         controller = Controller(
             settings,
             source,
-            workflow,
+            SingleTurn(settings.rollout, settings.seed, answer_decoder(tokenizer), rewards),
             fleet,
-            system.trainer,
+            trainer,
             observer,
             evaluate=in_run_evaluation(settings, tokenizer, fleet, rewards),
-            checkpoint=checkpoint,
+            checkpoint=lambda version: saver.save_or_note(version, controller.snapshot()),
+            journal=journal,
+            past=reading.past,
         )
-        stop.controls(controller, system.trainer, lambda: system.children)
+        if opened.former is not None:
+            await saver.save(controller.version, controller.snapshot())
+            await trainer.change(lambda: system.start_trainer(settings))
+        run.write_config(dump_settings(settings))
+        if controller.version:
+            await fleet.update(await trainer.publish(0), "recompute")
+        stop.controls(controller, trainer, lambda: system.children)
         try:
-            await _until_done_or_dead(controller, system, observer)
+            await _until_done_or_dead(controller, system, observer, take_orders(run.root, fleet))
         except Exception:
             await stop.run_has_ended()
             # What was trained is kept, if a trainer holds it. The error told is the one that ended the run.
-            if system.trainer_process.alive and controller.version > 0 and not stop.at_once:
+            if trainer.alive and controller.version > 0 and not controller.cut and not stop.at_once:
                 observer.note(f"failed at version {controller.version}; saving")
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RESCUE):
-                        await checkpoint(controller.version)
-                except (*EXPECTED, TimeoutError) as error:
-                    observer.note(f"not saved: {error}")
+                        await saver.save_or_note(controller.version, controller.snapshot())
             raise
+        finally:
+            journal.close()
         await stop.run_has_ended()
         observer.note(f"{'stopped' if stop.asked else 'done'} at version {controller.version}; saving")
-        await checkpoint(controller.version)
+        if controller.cut or not trainer.alive:
+            observer.note("the step in progress was cut short: it is made anew when the run is started again")
+        else:
+            await saver.save(controller.version, controller.snapshot())
 
 
-async def _until_done_or_dead(controller: Controller, system: System, observer: RunObserver) -> None:
-    """Run the controller; the death of a process ends it at once, with that process's last words as the reason."""
+async def _until_done_or_dead(
+    controller: Controller, system: System, observer: RunObserver, orders: Coroutine[Any, Any, None]
+) -> None:
+    """Run the controller. Processes that die are replaced beside it; one that cannot be ends it."""
     async with asyncio.TaskGroup() as tasks:
-        watches = [tasks.create_task(system.watch()), tasks.create_task(watch_lag(observer))]
+        loops = system.trainer.tend(), watch_lag(observer), orders
+        beside = [tasks.create_task(loop) for loop in loops]
         try:
             await controller.run()
         except* (RolloutError, TrainerError):
             await asyncio.sleep(LAST_WORDS)
             raise
-        for watch in watches:
-            watch.cancel()
+        for task in beside:
+            task.cancel()

@@ -16,6 +16,7 @@ from typing import TextIO
 from fleuve.config.settings import Settings
 from fleuve.contracts import RunError
 from fleuve.observe import failed
+from fleuve.observe.earlier import Earlier
 from fleuve.observe.live import Progress, view_for
 from fleuve.observe.metrics import MetricsFile, TensorBoard
 from fleuve.observe.rollouts import write_rollouts
@@ -30,11 +31,19 @@ class RunObserver:
     Close it, or use it as a context manager: the live view gives the terminal back then.
     """
 
-    def __init__(self, run: RunDirectory, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        earlier: Earlier | None = None,
+    ) -> None:
         self._run = run
         self._settings = settings
         self._clock = clock
-        self._origin = clock()
+        self._origin = clock() - (
+            earlier.elapsed if earlier else 0.0
+        )  # a run that is continued goes on from where its clock stood
         self._metrics = MetricsFile(run.metrics)
         self._tensorboard = TensorBoard(run.tensorboard) if settings.observe.tensorboard else None
         self._trace = Trace(run.trace, self._origin) if settings.observe.trace else None

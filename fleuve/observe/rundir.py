@@ -1,6 +1,6 @@
 """The run directory: where everything that a run leaves behind lies, and whose it is.
 
-RUN/  config.toml  metrics.jsonl  trace.json  rollouts/  checkpoints/  logs/  tensorboard/
+RUN/  config.toml  metrics.jsonl  trace.json  rollouts/  checkpoints/  journal/  logs/  tensorboard/
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ class RunDirectory:
         self.trace = self.root / "trace.json"
         self.rollouts = self.root / "rollouts"
         self.checkpoints = self.root / "checkpoints"
+        self.journal = self.root / "journal"
         self.logs = self.root / "logs"
         self.log = self.logs / "run.log"
         self.tensorboard = self.root / "tensorboard"
         self.moved_to: Path | None = None
         self._lock: int | None = None
-
-    def checkpoint(self, step: int) -> Path:
-        """`checkpoints/step-000100`."""
-        return self.checkpoints / f"step-{step:06d}"
 
     def rollout_file(self, step: int) -> Path:
         """`rollouts/step-000100.jsonl`."""
@@ -53,6 +50,12 @@ class RunDirectory:
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         self._lock = fd
+
+    def write_config(self, config_toml: str) -> None:
+        """The run's settings, as of now."""
+        part = self.config.with_name(self.config.name + ".part")
+        part.write_text(config_toml, encoding="utf-8")
+        os.replace(part, self.config)
 
     def release(self) -> None:
         """Give the directory up before the process ends."""
@@ -82,6 +85,22 @@ def create_run_directory(path: str | Path, config_toml: str) -> RunDirectory:
             folder.mkdir(parents=True, exist_ok=True)
         run.lock()
         run.config.write_text(config_toml, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"run_dir = {run.root}: cannot be written: {error.strerror}") from None
+    return run
+
+
+def continue_run_directory(path: str | Path) -> RunDirectory:
+    """Hold the directory of a run that is there already, to go on with it.
+
+    Raises:
+        UserError: a run is going on there, or it cannot be written.
+    """
+    run = RunDirectory(path)
+    try:
+        for folder in (run.rollouts, run.checkpoints, run.logs):
+            folder.mkdir(exist_ok=True)
+        run.lock()
     except OSError as error:
         raise UserError(f"run_dir = {run.root}: cannot be written: {error.strerror}") from None
     return run

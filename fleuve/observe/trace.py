@@ -1,7 +1,7 @@
 """The run's timeline as Chrome trace events: `trace.json` opens in Perfetto or chrome://tracing.
 
 The file is a JSON array and ends in `]` after every write: each write overwrites the bracket with its events and a new
-bracket in one system call, so that what a killed run leaves is valid too.
+bracket in one system call, so that what a killed run leaves is valid too, and a run that is continued goes on in it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-_RUN, _GROUPS = 1, 2  # process ids in the trace: tracks of the run, and lanes of groups in flight
 _END = b"\n]\n"
+_PROCESS = b'"name":"process_name"'
 _BUFFERED_EVENTS = 256
 
 
@@ -21,19 +21,21 @@ class Trace:
     """Spans and counters, `origin` being second 0. Spans of the track `group` overlap: each takes a free lane."""
 
     def __init__(self, path: Path, origin: float) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        lives, self._size = _earlier(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | (0 if lives else os.O_TRUNC), 0o644)
         self._origin = origin
+        self._run, self._groups = 2 * lives + 1, 2 * lives + 2  # process ids: tracks of the run, groups in flight
         self._tracks: dict[str, int] = {}
         self._lanes: list[float] = []  # the end of the last span in each lane
         self._events: list[bytes] = []
-        self._size = 0
-        self._name("process_name", _RUN, 0, "run")
-        self._name("process_name", _GROUPS, 0, "groups in flight")
+        again = f", continued ({lives})" if lives else ""
+        self._name("process_name", self._run, 0, f"run{again}")
+        self._name("process_name", self._groups, 0, f"groups in flight{again}")
         self.flush()
 
     def span(self, track: str, name: str, start: float, end: float, args: dict[str, object]) -> None:
         """From `start` to `end` on `track`."""
-        pid, tid = (_GROUPS, self._lane(start, end)) if track == "group" else (_RUN, self._track(track))
+        pid, tid = (self._groups, self._lane(start, end)) if track == "group" else (self._run, self._track(track))
         self._add(
             {
                 "ph": "X",
@@ -50,7 +52,7 @@ class Trace:
     def count(self, name: str, value: float, at: float) -> None:
         """A value that holds from `at` until its next."""
         ts = self._microseconds(at)
-        self._add({"ph": "C", "name": name, "pid": _RUN, "tid": 0, "ts": ts, "args": {"value": value}})
+        self._add({"ph": "C", "name": name, "pid": self._run, "tid": 0, "ts": ts, "args": {"value": value}})
 
     def flush(self) -> None:
         """Put what is buffered on disk."""
@@ -79,7 +81,7 @@ class Trace:
     def _track(self, track: str) -> int:
         if track not in self._tracks:
             self._tracks[track] = len(self._tracks) + 1
-            self._name("thread_name", _RUN, self._tracks[track], track)
+            self._name("thread_name", self._run, self._tracks[track], track)
         return self._tracks[track]
 
     def _lane(self, start: float, end: float) -> int:
@@ -89,8 +91,22 @@ class Trace:
                 self._lanes[lane] = end
                 return lane + 1
         self._lanes.append(end)
-        self._name("thread_name", _GROUPS, len(self._lanes), f"lane {len(self._lanes)}")
+        self._name("thread_name", self._groups, len(self._lanes), f"lane {len(self._lanes)}")
         return len(self._lanes)
 
     def _name(self, kind: str, pid: int, tid: int, name: str) -> None:
         self._add({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}})
+
+
+def _earlier(path: Path) -> tuple[int, int]:
+    """How many lives of the run a trace tells of already, and its size; none if it is not there or not whole."""
+    if not path.exists():
+        return 0, 0
+    names = 0
+    with path.open("rb") as file:
+        tail = b""
+        while chunk := file.read(1 << 20):
+            names += (tail + chunk).count(_PROCESS) - tail.count(_PROCESS)
+            tail = (tail + chunk)[-len(_PROCESS) :]
+    size = path.stat().st_size
+    return (names // 2, size) if tail.endswith(_END) else (0, 0)

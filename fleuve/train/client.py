@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from fleuve.contracts import TrainerError
+from fleuve.contracts import TrainerError, TrainerLostError
 from fleuve.errors import UserError
 from fleuve.types import Batch, StepResult, WeightFile, decode, encode
 from fleuve.wire.guard import bearer
@@ -92,9 +92,9 @@ class TrainerClient:
         """
         await self._post(f"load from {path}", "/load", _place(path))
 
-    async def health(self) -> dict[str, Any]:
-        """The trainer's name, version, and what it is busy with."""
-        body = await self._request("health", "GET", "/health", None, INTERRUPT_TIMEOUT)
+    async def health(self, timeout: float = INTERRUPT_TIMEOUT) -> dict[str, Any]:
+        """The trainer's name, version, and what it is busy with; answered in the middle of a step too."""
+        body = await self._request("health", "GET", "/health", None, timeout)
         found: dict[str, Any] = json.loads(body)
         return found
 
@@ -109,9 +109,9 @@ class TrainerClient:
                 async with self._session.request(method, self._url + path, data=body) as response:
                     answer = await response.read()
         except TimeoutError as error:
-            raise TrainerError(f"trainer at {self._url}: no answer to {what} within {timeout:g} s") from error
+            raise TrainerLostError(f"trainer at {self._url}: no answer to {what} within {timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise TrainerError(f"trainer at {self._url}: {what} failed: {error or type(error).__name__}") from error
+            raise TrainerLostError(f"trainer at {self._url}: {what} failed: {error or type(error).__name__}") from error
         if response.status != 200:
             raise _error(answer, f"trainer at {self._url}: {what} failed")
         return answer
