@@ -62,6 +62,13 @@ def tables(constants: Any, rows: Rows) -> str:
         lines.append(
             f"| {r['case']} | {r['predicted']:.1f} | {r['paper']:.1f} | {_off(r)} | {r['trainer_waits']:.0%} |"
         )
+    if other := _of(rows, "fitted on η = 0"):
+        lines += [
+            "",
+            f"With the overhead of a step fitted on η = 0 instead ({1000 * other[0]['decode_overhead']:.1f} ms): "
+            + ", ".join(f"η = {r['case']}: {r['predicted']:.1f} ({r['paper']:.1f})" for r in other)
+            + f"; the synchronous run {other[0]['sync_hours']:.1f} h ({other[0]['sync_paper']:.1f}).",
+        ]
     lines += ["", "| interruption, 4 nodes | generated tokens a second | paper |", "|---|---|---|"]
     lines += [f"| {r['case']} | {r['predicted']:+.0%} | {r['paper']:+.0%} |" for r in _of(rows, "interruption")]
     lines += [

@@ -6,12 +6,14 @@ Two constants are fitted, both on the first row of the paper's table: the traine
 hours, the overhead of a decode step on its synchronous ones. The mean length of answers is not fitted but follows from
 two published figures: what a step of the first row takes, times the tokens a second at its η. All else is predicted:
 the other rows, throughput against η, what interruption is worth, how it scales. Every prediction is reported, misses
-included, in `benchmarks/results/paper.json`, `docs/simulator.md` (between the markers) and `docs/paper.png`.
+included, in `benchmarks/results/paper.json`, `docs/simulator.md` (between the markers) and `docs/paper.png`. The parts
+can be done anew one by one (`--only eta`).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from _cluster import (
     ETAS,
     GROUPS,
     INTERRUPTION,
+    LONGEST,
     NODE,
     PROMPT,
     PUBLISHED,
@@ -33,7 +36,7 @@ from _cluster import (
     cluster,
     on_slice,
 )
-from _report import report
+from _report import RESULTS, report
 
 DOCS = Path(__file__).parent.parent / "docs"
 FIRST = PUBLISHED[0]
@@ -73,8 +76,8 @@ def fit(effort: Effort, rounds: int) -> Constants:
         share = constants.train_flops_share * found.step_seconds / step["async"]
         constants = Constants(MEAN, share, constants.decode_overhead)
         found = measure(FIRST, constants, effort, **dotted(SYNCHRONOUS))
-        longest = 27_648  # the decode steps of a batch: some answer is cut off in every one
-        overhead = constants.decode_overhead + (step["sync"] - found.step_seconds) / longest
+        # As many decode steps as the longest answer has tokens: one is cut off in every batch.
+        overhead = constants.decode_overhead + (step["sync"] - found.step_seconds) / LONGEST
         constants = Constants(MEAN, share, max(overhead, 0.0))
     return constants
 
@@ -227,22 +230,57 @@ def show(row: Mapping[str, Any]) -> None:
     print({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}, file=sys.stderr, flush=True)
 
 
+def low_staleness(constants: Constants, effort: Effort) -> list[dict[str, Any]]:
+    """The other way round: the overhead of a decode step fitted on η = 0 in place of the synchronous row. What does
+    that say of η = 1 and 2, and of the synchronous system?"""
+    for _ in range(2):
+        found = measure(FIRST, constants, effort, control__max_staleness=0)
+        seconds = FIRST.async_hours * 3600 / FIRST.steps * ETAS[FIRST.eta] / ETAS[0]
+        overhead = constants.decode_overhead + (seconds - found.step_seconds) / LONGEST
+        constants = Constants(MEAN, constants.train_flops_share, max(overhead, 0.0))
+    rows = curve(constants, effort, (0, 1, 2))
+    sync = measure(FIRST, constants, effort, **dotted(SYNCHRONOUS))
+    for row in rows:
+        row |= {"what": "fitted on η = 0", "fitted": True, "decode_overhead": constants.decode_overhead}
+        row |= {"sync_hours": sync.hours, "sync_paper": FIRST.sync_hours}
+    return rows
+
+
+PARTS = {
+    "table": table,
+    "eta": lambda constants, effort: curve(constants, effort, tuple(ETAS)),
+    "own utilisation": own_utilisation,
+    "fitted on η = 0": low_staleness,
+    "interruption": interruption,
+    "scaling": lambda constants, effort: scaling(constants, effort, SCALING + HUGE),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a thin slice, the table and three points of η (a minute)")
     parser.add_argument("--scale", type=int, default=8, help="the part of the cluster that is simulated: 1/SCALE")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="do this part anew, with the constants and the rest as they are"
+    )
     args = parser.parse_args()
     effort = Effort(args.scale, sync=4, asynchronous=12)
+    rows: list[dict[str, Any]] = []
     if args.quick:
         effort = Effort(16, sync=2, asynchronous=5)
-    constants = fit(effort, rounds=1 if args.quick else 3)
-    print(constants, file=sys.stderr, flush=True)
-    rows = table(constants, effort)
-    rows += curve(constants, effort, (0, 2, 8) if args.quick else tuple(ETAS))
-    if not args.quick:
-        rows += own_utilisation(constants, effort)
-        rows += interruption(constants, effort)
-        rows += scaling(constants, effort, SCALING + HUGE)
+        constants = fit(effort, rounds=1)
+        rows = table(constants, effort) + curve(constants, effort, (0, 2, 8))
+    else:
+        if args.only:
+            known = json.loads((RESULTS / "paper.json").read_text())
+            constants = Constants(**known["headline"]["constants"])
+            rows = [row for row in known["rows"] if row["what"] not in args.only]
+        else:
+            constants = fit(effort, rounds=3)
+            print(constants, file=sys.stderr, flush=True)
+        for name in args.only or PARTS:
+            rows += PARTS[name](constants, effort)
+        rows.sort(key=lambda row: list(PARTS).index(row["what"]))
         from _paper_docs import write_docs
 
         write_docs(DOCS, constants, rows)
