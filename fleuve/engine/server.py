@@ -38,6 +38,7 @@ from fleuve.weights.store import WeightError
 from fleuve.wire.confine import OutsideError, confined
 from fleuve.wire.guard import guard, knows, take_token
 from fleuve.wire.listen import bind
+from fleuve.wire.open_files import allow_many_connections
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -164,6 +165,7 @@ async def run(options: EngineOptions, sock: socket.socket) -> None:
     token = take_token(sock)
     engine = await asyncio.to_thread(open_engine, options)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    allow_many_connections()
     loop = EngineLoop(engine)
     loop.start()
     weights = [Path(options.weights)] if options.weights is not None else []

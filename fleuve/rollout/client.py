@@ -25,6 +25,7 @@ from fleuve.types import (
     encode,
 )
 from fleuve.wire.guard import bearer
+from fleuve.wire.open_files import allow_many_connections
 
 T = TypeVar("T")
 ARRIVAL = 5.0
@@ -54,6 +55,7 @@ class EngineClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> EngineClient:
+        allow_many_connections()
         # As many connections as there are answers in flight: a request that waited here for a connection would be
         # invisible to the engine's scheduler.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=bearer(self._token))
