@@ -12,6 +12,7 @@ from rich.console import Console
 from fleuve.config.nearest import did_you_mean, nearest_path
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
+from fleuve.simulate.candidates import misfit
 from fleuve.simulate.run import simulate, simulated_steps
 from fleuve.simulate.simulate_report import draw, print_comparison, print_result
 from fleuve.simulate.systems import systems
@@ -41,6 +42,9 @@ def simulate_command(settings: Settings, compare: bool, plot: Path | None, trace
         print_comparison(results, console)
     else:
         print_result(results["this run"], console)
+    for name, run in runs.items():
+        if run.simulate.gpus is not None and (problem := misfit(run)) is not None:
+            console.print(f"note: {f'{name}: ' if compare else ''}it would not fit: {problem.reason}", soft_wrap=True)
     if plot is not None:
         draw(plot, results)
     for path in (plot, trace):
