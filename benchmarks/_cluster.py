@@ -16,7 +16,9 @@ from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.run import simulate
 
 NODE, GROUPS, SAMPLES, MINIBATCHES, LONGEST, PROMPT = 8, 512, 16, 4, 27_648, 256
-UNBOUNDED = 1_000_000
+UNBOUNDED = 32
+"""η without a bound: more batches than the pipeline of any run here holds. (A real bound of ∞ admits the whole run's
+prompts at its start, and they wait at the engines.)"""
 
 
 @dataclass(frozen=True)

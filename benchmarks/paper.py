@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def measure(row: Published, constants: Constants, effort: Effort, gpus: int | No
     settings = cluster(row, constants, gpus=gpus, changes=dotted)
     eta = settings.control.max_staleness
     synchronous = eta == 0
-    warmup = 1 if synchronous else min(eta, 16) + 3
+    warmup = 1 if synchronous else min(eta, 10) + 3
     return on_slice(settings, effort.scale, warmup, effort.sync if synchronous else effort.asynchronous)
 
 
@@ -170,8 +171,8 @@ def curve(constants: Constants, effort: Effort, etas: Sequence[int]) -> list[dic
 def interruption(constants: Constants, effort: Effort) -> list[dict[str, Any]]:
     """Generated tokens a second on 4 nodes, where nothing but new weights holds generation up, with and without."""
     rows = []
+    small = Effort(min(effort.scale, 8), effort.sync, max(4, effort.asynchronous // 2))
     for row in PUBLISHED[:2]:
-        small = Effort(min(effort.scale, 8), effort.sync, max(4, effort.asynchronous // 2))
         runs = {
             kind: measure(
                 row,
@@ -246,13 +247,23 @@ def low_staleness(constants: Constants, effort: Effort) -> list[dict[str, Any]]:
     return rows
 
 
+def whole_curve(constants: Constants, effort: Effort) -> list[dict[str, Any]]:
+    """At every published η."""
+    return curve(constants, effort, tuple(ETAS))
+
+
+def whole_scaling(constants: Constants, effort: Effort) -> list[dict[str, Any]]:
+    """Where the paper has it, and beyond."""
+    return scaling(constants, effort, SCALING + HUGE)
+
+
 PARTS = {
     "table": table,
-    "eta": lambda constants, effort: curve(constants, effort, tuple(ETAS)),
+    "eta": whole_curve,
     "own utilisation": own_utilisation,
     "fitted on η = 0": low_staleness,
     "interruption": interruption,
-    "scaling": lambda constants, effort: scaling(constants, effort, SCALING + HUGE),
+    "scaling": whole_scaling,
 }
 
 
@@ -263,6 +274,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=PARTS, action="append", help="do this part anew, with the constants and the rest as they are"
     )
+    parser.add_argument("--jobs", type=int, default=2, help="parts at a time, a core each")
     args = parser.parse_args()
     effort = Effort(args.scale, sync=4, asynchronous=12)
     rows: list[dict[str, Any]] = []
@@ -278,8 +290,9 @@ def main() -> None:
         else:
             constants = fit(effort, rounds=3)
             print(constants, file=sys.stderr, flush=True)
-        for name in args.only or PARTS:
-            rows += PARTS[name](constants, effort)
+        with ProcessPoolExecutor(args.jobs) as pool:
+            parts = [pool.submit(PARTS[name], constants, effort) for name in args.only or PARTS]
+            rows += [row for part in parts for row in part.result()]
         rows.sort(key=lambda row: list(PARTS).index(row["what"]))
         from _paper_docs import write_docs
 
