@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from runs import command, environment, family, start, survivors, write_config
+from runs import command, environment, write_config
+
+from fleuve.config.loader import dump_settings, load_settings
+from fleuve.observe.rundir import create_run_directory
 
 
 def small_disk(directory: Path, kilobytes: int, *arguments: str) -> list[str]:
@@ -46,15 +49,18 @@ def test_a_disk_that_fills_up_ends_the_run_with_exit_code_1_and_says_what_is_sav
     assert "cannot be written: No space left on device" in errors[0]
     assert "no checkpoint is saved" in done.stderr
     assert "Traceback" not in output
-    assert "step 1" in output  # it had begun
+    assert "step   1/300" in output  # it had begun
 
 
-def test_a_second_run_in_the_same_directory_refuses_and_the_first_goes_on(tmp_path: Path) -> None:
-    first = start(tmp_path, "--rollout.max_new_tokens", "64")
-    processes = family(first)
+@pytest.mark.parametrize("resume", ["auto", "no"])
+def test_a_second_run_in_the_same_directory_refuses_and_touches_nothing(tmp_path: Path, resume: str) -> None:
+    config = write_config(tmp_path)
+    first = create_run_directory(tmp_path / "run", dump_settings(load_settings(config)))
+    first.metrics.write_text("the first one's")
+    before = {path: path.stat().st_mtime_ns for path in first.root.rglob("*")}
     try:
         second = subprocess.run(
-            command(tmp_path / "config.toml"),
+            command(config, "--resume", resume),
             cwd=tmp_path,
             env=environment(),
             capture_output=True,
@@ -62,14 +68,12 @@ def test_a_second_run_in_the_same_directory_refuses_and_the_first_goes_on(tmp_pa
             timeout=100,
             check=False,
         )
-        assert second.returncode == 2, second.stderr
-        assert f"a run is going on in {tmp_path / 'run'} (process {first.pid})" in second.stderr
-        assert len([line for line in second.stderr.splitlines() if line.startswith("error: ")]) == 1
-        assert first.poll() is None
     finally:
-        first.send_signal(signal.SIGKILL)
-        first.wait()
-    assert not survivors(processes, within=10)
+        first.release()
+    assert second.returncode == 2, second.stderr
+    assert f"a run is going on in {tmp_path / 'run'} (process {os.getpid()})" in second.stderr
+    assert len(second.stderr.strip().splitlines()) == 1
+    assert {path: path.stat().st_mtime_ns for path in first.root.rglob("*")} == before
 
 
 def test_a_directory_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
