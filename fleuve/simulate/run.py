@@ -35,6 +35,10 @@ LONGEST_FILL = 16
 """Steps in which an unbounded pipeline is taken to have filled."""
 
 
+LONGEST_PIPELINE = 64
+"""Batches that are admitted ahead at most, however stale they may be."""
+
+
 def warmup_steps(max_staleness: int) -> int:
     """Steps in which the pipeline fills, and all answers do not begin at the same time any more."""
     return min(max_staleness, LONGEST_FILL) + 4
@@ -113,11 +117,10 @@ async def _run(settings: Settings, trace: Trace | None, progress: Callable[[int]
 
 
 def _as_if_longer(settings: Settings, last: int) -> Settings:
-    """Where only the first steps of a run are simulated, the pipeline must not run empty at the end of them."""
-    if last == settings.steps:
-        return settings
-    more = last + settings.control.max_staleness + 2
-    return settings.model_copy(update={"steps": max(settings.steps, more)})
+    """Where only the first steps of a run are simulated, the pipeline must not run empty at the end of them; nor need
+    it hold more than the steps that are looked at could use (without a bound on staleness, the whole run's prompts)."""
+    enough = last + min(settings.control.max_staleness, LONGEST_PIPELINE) + 2
+    return settings.model_copy(update={"steps": min(settings.steps, enough)})
 
 
 class _Lean:

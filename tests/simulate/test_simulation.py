@@ -77,6 +77,12 @@ def test_a_part_of_a_long_run_is_its_steady_state_and_the_rest_is_extrapolated()
     assert result.hours * 3600 == pytest.approx(1000 * result.step_seconds, rel=0.05)
 
 
+def test_without_a_bound_on_staleness_the_first_steps_do_not_take_the_whole_runs_prompts() -> None:
+    result = simulate(small(steps=100_000, simulate__steps=8, control__max_staleness=1_000_000))
+    assert result.simulated == 8
+    assert result.wall_seconds < 30
+
+
 def test_the_timeline_is_a_real_runs(tmp_path: Path) -> None:
     simulate(small(simulate__steps=6), trace=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())
