@@ -6,10 +6,11 @@ import asyncio
 
 import msgspec
 import pytest
-from served import serving
-from tiny_engine import ask, character_tokenizer, drain, engine_of, prompt_of, run_all, tiny_model
+from served import publish, serving
+from tiny_engine import ask, character_tokenizer, drain, engine_of, prompt_of, run_all, score, tiny_model
 
 from fleuve.contracts import ContinuingEngine
+from fleuve.control.fleet import Fleet
 from fleuve.engine.engine import Engine, RequestError
 from fleuve.rollout.client import EngineClient
 from fleuve.types import Completion, GenerationRequest, Progress
@@ -109,6 +110,36 @@ async def test_a_client_sees_the_progress_and_another_engine_goes_on_from_it(mod
             rest = await two.generate(continued(request, progress[0]))
     assert progress[0].request_id == rest.request_id == "a"
     assert [*progress[0].output_ids.tolist(), *rest.output_ids] == whole.output_ids
+
+
+async def test_an_answer_that_moved_has_the_logprobs_of_the_versions_that_it_names(model_dir, tmp_path, store):
+    """Real engines, a real fleet: the first dies in the middle, the second has newer weights by then."""
+    prompt, request = prompt_of(1, 9), ask("a", prompt_of(1, 9), 400, seed=3)
+    async with serving(model_dir, weights=tmp_path) as second:
+        async with serving(model_dir, weights=tmp_path) as first:
+            async with EngineClient("one", first.url, 60, 60) as one, EngineClient("two", second.url, 60, 60) as two:
+                fleet = Fleet([one, two], seed=0)
+                fleet.remove("worker-1")  # the group goes to the first
+                async with fleet.worker(1) as lease:
+                    answer = asyncio.ensure_future(lease.generate(request))
+                    (life,) = [life for life in fleet.lives() if life.engine is one]
+                    async with asyncio.timeout(30):
+                        while not life.begun or len(life.begun["a"]) < 20:
+                            await asyncio.sleep(0.01)
+                            await fleet.collect(life)
+                    fleet.workers["worker-1"].leaving = False
+                    fleet.settle(fleet.workers["worker-1"])
+                    await two.update_weights(publish(store, 1), "recompute")
+                    fleet.weights = publish(store, 1)
+                    fleet.lose(life, "killed")
+                    completion = await answer
+    assert len(completion.output_ids) == len(completion.logprobs) == len(completion.versions) == 400
+    assert set(completion.versions) == {0, 1}
+    assert fleet.kept >= 20
+    for version, model in ((0, tiny_model()), (1, tiny_model(1001))):
+        scores = score(model, prompt, completion.output_ids)
+        own = [i for i, v in enumerate(completion.versions) if v == version]
+        assert [completion.logprobs[i] for i in own] == pytest.approx([scores[i] for i in own], abs=1e-4)
 
 
 def test_weights_that_change_meanwhile_stamp_the_new_tokens_alone():
