@@ -54,7 +54,7 @@ async def start(
         rollout.threads,
         settings.trainer.threads,
     )
-    weights = make_directory(settings.weights.path if settings.weights.transport == "path" else None)
+    weights = make_directory(settings.weights.path if settings.weights.transport == "path" else None).resolve()
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         engines = EngineProcesses(settings, logs, weights, places.workers)
