@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -125,3 +126,34 @@ def test_a_worker_that_never_comes_back_ends_the_run_with_a_checkpoint_and_the_r
     assert "Traceback" not in said
     assert list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))
     assert survivors(processes, within=5) == []
+
+
+@pytest.mark.slow
+def test_workers_join_and_leave_while_the_run_goes_on(tmp_path):
+    run = tmp_path / "run"
+
+    def fleet(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "fleuve", "fleet", *words],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with running(tmp_path, "--steps", "10000") as process:
+        assert fleet("add", str(run)).startswith("worker-1 is being started")
+        wait_for(tmp_path, lambda: "worker-1 serves, with version" in output(tmp_path))
+        processes = family(process)
+        assert fleet("remove", str(run), "worker-0", "--at-once").startswith("worker-0 leaves now")
+        wait_for(tmp_path, lambda: "worker-0 has left" in output(tmp_path))
+        before = steps(tmp_path)
+        wait_for(tmp_path, lambda: steps(tmp_path) > before + 2)
+        assert fleet("show", str(run)).split()[:2] == ["worker-1", "healthy"]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    assert survivors(processes, within=1) == []
