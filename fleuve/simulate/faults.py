@@ -68,6 +68,7 @@ class Case:
     interrupt: str
     placement: str
     workers: int
+    continues: bool  # whether workers go on with answers that others have begun
     supervised: bool  # whether somebody can start workers again
     group_size: int
     dynamic_sampling: bool
@@ -196,6 +197,7 @@ def draw(seed: int) -> Case:
         interrupt=rng.choice(("recompute", "recompute", "keep", "finish")),
         placement=rng.choice(("disaggregated", "disaggregated", "colocated")),
         workers=workers,
+        continues=rng.random() < 0.6,
         supervised=rng.random() < 0.8,
         group_size=group_size,
         dynamic_sampling=group_size > 1 and rng.random() < 0.2,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
 
 from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.simulate.faults import Case, Chance, WorkerFault
-from fleuve.simulate.ledger import Ledger
-from fleuve.types import Completion, GenerationRequest, Interrupt, WeightFile, WeightUpdate
+from fleuve.simulate.ledger import Ledger, token
+from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightFile, WeightUpdate
 
 
 class _Flight:
@@ -23,6 +25,8 @@ class _Flight:
         self.left = tokens
         self.token_seconds = seconds
         self.deadline = deadline
+        self.asked_at = len(request.output_ids)
+        """Tokens of the answer that another engine had sampled."""
         self.since: float | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.versions: list[int] = []
@@ -76,7 +80,7 @@ class FaultyEngine:
         await chance.turns()
         if chance.happens(rates.refused):
             raise RolloutError(f"{self.name}: request {request.request_id} failed: refused")
-        tokens = chance.length(self._case.tail)
+        tokens = max(chance.length(self._case.tail) - len(request.output_ids), 1)
         seconds = chance.seconds(self._case.token_seconds * (20.0 if chance.happens(rates.slow) else 1.0))
         if chance.happens(rates.lost):
             seconds = math.inf
@@ -95,11 +99,11 @@ class FaultyEngine:
             del self._flights[request.request_id]
             self._change()
         completion = self._completion(flight, versions)
+        self._ledger.answered(_name(request), versions)
         await chance.turns()
         last, self._last = self._last, completion
         if last is not None and chance.happens(rates.mixed_up):
             return last
-        self._ledger.answered(_name(request), versions)
         return completion
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
@@ -219,14 +223,13 @@ class FaultyEngine:
     # --- generation -------------------------------------------------------------------------------------------------
 
     def _completion(self, flight: _Flight, versions: list[int]) -> Completion:
-        group, sample = (int(part) for part in _name(flight.request).split("/"))
         aborted = self._chance.happens(self._case.rates.aborted)
         return Completion(
             request_id=flight.request.request_id,
-            output_ids=[group, sample] + [0] * (len(versions) - 2),
+            output_ids=_tokens(flight, versions),
             logprobs=[0.0] * len(versions),
             versions=versions,
-            finish_reason="abort" if aborted else "length" if len(versions) > 60 else "stop",
+            finish_reason="abort" if aborted else "length" if flight.asked_at + len(versions) > 60 else "stop",
             interruptions=flight.interruptions,
         )
 
@@ -281,9 +284,39 @@ class FaultyEngine:
         flight.reply.set_result(flight.versions)
 
 
+class ContinuingFaultyEngine(FaultyEngine):
+    """Implements `contracts.ContinuingEngine` too."""
+
+    async def progress(self, known: Mapping[str, int]) -> list[Progress]:
+        await self._ask("progress")
+        told = []
+        for id, flight in self._flights.items():
+            self._hold(flight)
+            start = known.get(id, 0)
+            versions = flight.versions[start:]
+            progress = Progress(
+                request_id=id,
+                start=start,
+                output_ids=np.asarray(_tokens(flight, flight.versions)[start:], np.int32),
+                logprobs=np.zeros(len(versions), np.float32),
+                versions=np.asarray(versions, np.int32),
+            )
+            if id in known and not flight.reply.done():
+                told.append(progress)
+        self._go_on()
+        return told
+
+
 def _name(request: GenerationRequest) -> str:
     """The request's name without what marks it as taken up by another worker."""
     return request.request_id.partition("~")[0]
+
+
+def _tokens(flight: _Flight, versions: list[int]) -> list[int]:
+    """Each token says by which version it was sampled; the first two also whose they are."""
+    whose = [int(part) for part in _name(flight.request).split("/")]
+    places = range(flight.asked_at, flight.asked_at + len(versions))
+    return [token(whose[i] if i < 2 else 0, version) for i, version in zip(places, versions, strict=True)]
 
 
 class FaultyWorkers:
@@ -296,13 +329,17 @@ class FaultyWorkers:
         self._chances = {f"worker-{i}": Chance(case, f"worker-{i} from {version}") for i in range(case.workers)}
         fails_at = dict([case.failing_update]) if case.failing_update and version == 0 else {}
         self.engines = {
-            name: FaultyEngine(name, case, ledger, version, chance, fails_at.get(index, -1))
+            name: self._engine(name, chance, fails_at.get(index, -1))
             for index, (name, chance) in enumerate(self._chances.items())
         }
         self.gone: list[FaultyEngine] = []
         call_later: Callable[..., asyncio.TimerHandle] = asyncio.get_running_loop().call_later
         faults = case.worker_faults if version == 0 else ()
         self._timers = [call_later(fault.at, self._strike, fault) for fault in faults]
+
+    def _engine(self, name: str, chance: Chance, fails_at: int = -1) -> FaultyEngine:
+        kind = ContinuingFaultyEngine if self._case.continues else FaultyEngine
+        return kind(name, self._case, self._ledger, self._version, chance, fails_at)
 
     def close(self) -> None:
         """No more faults."""
@@ -332,5 +369,5 @@ class FaultyWorkers:
         if chance.happens(self._case.rates.no_start):
             raise RolloutError(f"{worker} did not start: no memory")
         self._ledger.event("started", worker)
-        self.engines[worker] = FaultyEngine(worker, self._case, self._ledger, self._version, chance)
+        self.engines[worker] = self._engine(worker, chance)
         return self.engines[worker]

@@ -34,6 +34,8 @@ class Outcome:
     ended: list[str] = field(default_factory=list)  # a leg each: "done", "stopped", "cancelled", or the error
     dropped: Counter[str] = field(default_factory=Counter)
     steps: int = 0
+    restarts: int = 0
+    kept_tokens: int = 0  # of answers that another worker went on with
     events: list[tuple[object, ...]] = field(default_factory=list)
     digest: str = ""
     virtual_seconds: float = 0.0
@@ -73,6 +75,8 @@ async def _run(leg: Leg, outcome: Outcome) -> None:
         outcome.ended.append(await leg.run())
     finally:
         outcome.dropped += leg.controller.gate.dropped
+        outcome.restarts += leg.fleet.restarts
+        outcome.kept_tokens += leg.fleet.kept
 
 
 def _check_both(first: Leg, second: Leg, given_up: set[str]) -> None:

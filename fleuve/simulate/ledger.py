@@ -20,6 +20,21 @@ REASONS = frozenset({"timeout", "rollout failed", "no verdict", "truncated", "no
 """Why a group may be dropped."""
 
 
+def token(whose: int, version: int) -> int:
+    """A token that says by which version it was sampled, and a number that says whose it is."""
+    return whose * 1000 + version
+
+
+def version_of(its: int) -> int:
+    """The version that sampled it."""
+    return its % 1000
+
+
+def read_name(ids: Sequence[int]) -> str:
+    """The text of an answer: what its first two tokens name, its group and its number."""
+    return f"{ids[0] // 1000}/{ids[1] // 1000}"
+
+
 class ViolationError(AssertionError):
     """The controller broke a promise."""
 
@@ -45,7 +60,6 @@ class Ledger:
         self._whole_steps_only = case.settings().reproducible
         self._stepping: int | None = None
         self._trained_groups: set[int] = set()
-        self._answers: dict[str, list[int]] = dict(earlier._answers) if earlier else {}
         self._scores: dict[str, float | None] = dict(earlier._scores) if earlier else {}
 
     def event(self, *what: object) -> None:
@@ -76,7 +90,6 @@ class Ledger:
     def answered(self, request: str, versions: list[int]) -> None:
         """A worker has sampled these versions' tokens for a request."""
         self.event("answered", request, len(versions), versions[0], versions[-1])
-        self._answers[request] = versions
 
     def scored(self, text: str, score: float | None) -> None:
         self.event("scored", text, score)
@@ -126,11 +139,14 @@ class Ledger:
             raise ViolationError(f"group {group.id} has {len(group.trajectories)} answers")
         for sample, t in enumerate(group.trajectories):
             request = f"{group.id}/{sample}"
-            if t.text != request or t.versions.tolist() != self._answers[request]:
+            versions = [version_of(its) for its in t.output_ids.tolist()]
+            if t.text != request or t.versions.tolist() != versions:
                 raise ViolationError(f"answer {request} is not what the worker sampled for it: {t}")
             if t.reward != self._scores[request]:
                 raise ViolationError(f"the reward of {request} is {t.reward}, not {self._scores[request]}")
-            staleness = version - min(self._answers[request])
+            if self.case.interrupt == "finish" and len(set(versions)) > 1:
+                raise ViolationError(f"answer {request} has tokens of {set(versions)}, though updates let answers end")
+            staleness = version - min(versions)
             if self.case.overdue in ("wait", "drop") and staleness > self.case.eta:
                 raise ViolationError(
                     f"a token of staleness {staleness} is trained at η = {self.case.eta} ({self.case.overdue})"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fleuve.contracts import RunError, TrainerError
@@ -21,7 +21,7 @@ from fleuve.rollout.workflow import SingleTurn
 from fleuve.simulate.faults import EVALUATION_SECONDS, Case
 from fleuve.simulate.faulty import FaultyRewarder, FaultyTrainer
 from fleuve.simulate.faulty_engine import FaultyEngine, FaultyWorkers
-from fleuve.simulate.ledger import Ledger, ViolationError
+from fleuve.simulate.ledger import Ledger, ViolationError, read_name
 from fleuve.types import Batch, Prompt
 
 ROWS = 7
@@ -62,11 +62,6 @@ class Source(RowSource):
 
 def _prompt(id: str, row: Row) -> Prompt:
     return Prompt(id=id, input_ids=[1, 2], text="", answer="")
-
-
-def _read_name(ids: Sequence[int]) -> str:
-    """The text of an answer names it: its first two tokens are its group and its number."""
-    return f"{ids[0]}/{ids[1]}"
 
 
 class Observer:
@@ -153,13 +148,13 @@ class Leg:
             case.seed,
             start,
             supervisor=self.workers if case.supervised else None,
-            policy=FleetPolicy(no_worker_timeout=case.no_worker_timeout),
+            policy=FleetPolicy(no_worker_timeout=case.no_worker_timeout, one_version=case.interrupt == "finish"),
             observer=observer,
         )
         self.controller = Controller(
             settings,
             source,
-            SingleTurn(settings.rollout, case.seed, _read_name, FaultyRewarder(case, self.ledger, start)),
+            SingleTurn(settings.rollout, case.seed, read_name, FaultyRewarder(case, self.ledger, start)),
             self.fleet,
             self.trainer,
             observer,

@@ -12,6 +12,7 @@ import pytest
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import RolloutError
+from fleuve.control.begun import Begun
 from fleuve.control.caretaker import Caretaker
 from fleuve.control.controller import Controller
 from fleuve.control.delivery import Delivery
@@ -27,7 +28,7 @@ from fleuve.simulate.faults import Case, draw
 from fleuve.simulate.fuzz import play, play_all
 
 SEEDS = 2000
-WITHIN = 400
+WITHIN = 800
 """Seeds within which a mutant is found; most of them take a handful."""
 
 
@@ -44,6 +45,8 @@ def test_the_schedules_reach_every_kind_of_end_and_every_reason_to_drop_a_group(
     reasons = {reason for outcome in outcomes for reason in outcome.dropped}
     assert reasons >= {"timeout", "rollout failed", "no verdict", "no signal", "overdue"}
     assert sum(len(outcome.ended) == 2 for outcome in outcomes) > 10  # resumed
+    assert sum(outcome.restarts for outcome in outcomes) > 10
+    assert sum(outcome.kept_tokens for outcome in outcomes) > 0
 
 
 def test_a_seed_replays_exactly_in_any_process():
@@ -286,6 +289,20 @@ def answers_of_a_reborn_worker_are_taken(monkeypatch):
 
     monkeypatch.setattr(Life, "generate", generate)
     patch(monkeypatch, Lease, "_check", lambda original, self, *args: None)
+
+
+@mutant("not what the worker sampled|read_name|IndexError")
+def what_another_worker_had_begun_is_forgotten(monkeypatch):
+    patch(monkeypatch, Begun, "ended", lambda original, self, completion: completion)
+
+
+@mutant("not what the worker sampled")
+def what_another_worker_had_begun_is_taken_twice(monkeypatch):
+    def follow(original, self, other):
+        original(self, other)
+        original(self, other)
+
+    patch(monkeypatch, Begun, "follow", follow)
 
 
 @mutant("staleness|is served|while workers generate")
