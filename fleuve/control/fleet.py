@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleuve.contracts import Observer, RolloutEngine, RolloutError, Supervisor
+from fleuve.contracts import Observer, RolloutEngine, RolloutError, Supervisor, WorkerLostError
 from fleuve.control.caretaker import Caretaker
 from fleuve.control.health import Health, HealthPolicy
 from fleuve.control.lease import Lease
@@ -230,8 +230,12 @@ class Fleet:
     async def _metrics(self, life: Life) -> dict[str, float]:
         try:
             metrics = await life.call(lambda engine: engine.metrics())
-        except RolloutError:
+        except WorkerLostError:
             self.doubt(life)
+            return {}
+        except RolloutError as error:
+            # Unlike a probe, this waits for the engine itself, which may be stuck behind a server that is well.
+            self.lose(life, str(error))
             return {}
         life.generated = metrics["tokens_generated"]
         return metrics

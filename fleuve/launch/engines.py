@@ -14,6 +14,8 @@ from fleuve.launch.placement import Place
 from fleuve.launch.process import ChildError, ChildProcess, describe_status, log_tail, stop_all
 from fleuve.rollout.client import EngineClient
 
+UNKILLABLE = 10.0
+"""Seconds after which a killed process that is still there is left to the system."""
 REAPED = 0.2
 """Seconds for the news that a process has ended to follow the connections that it lost."""
 
@@ -95,8 +97,11 @@ class EngineProcesses:
         with suppress(TimeoutError):
             await asyncio.wait_for(child.wait(), REAPED)
         alive = child.alive
-        status = await child.stop(grace=0)
         await running.client.__aexit__()
+        try:
+            status = await asyncio.wait_for(child.stop(grace=0), UNKILLABLE)
+        except TimeoutError:
+            return f"process {child.pid} does not end, though killed: it waits for a device or a disk"
         if alive:
             return f"process {child.pid} was there and is killed"
         last = log_tail(child.log_path, 1) if status > 0 else ""

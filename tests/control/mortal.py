@@ -29,6 +29,7 @@ class Mortal(Engine):
         self.name = name
         self.dead = False
         self.refuses_weights = False
+        self.stuck = False  # it answers probes, and does nothing
         self.requests: list[str] = []
         self.continued: list[str] = []
         self.sampled: dict[str, list[int]] = {}  # versions of the tokens of answers in flight
@@ -83,6 +84,9 @@ class Mortal(Engine):
                 await self._pass(self.token_seconds * self.rng.uniform(0.8, 1.2))
                 await self._running.wait()
                 await self._there()
+                if self.stuck:
+                    await self._death.wait()
+                    await self._there()
                 versions.append(self.version)
                 self.tokens += 1
         finally:
@@ -116,6 +120,9 @@ class Mortal(Engine):
         await super().resume()
 
     async def metrics(self) -> dict[str, float]:
+        if self.stuck:
+            await self._pass(120.0)
+            raise RolloutError(f"{self.name}: no answer to metrics within 120 s")
         await self._there()
         return await super().metrics()
 

@@ -104,6 +104,21 @@ def test_a_worker_that_stands_still_for_a_moment_is_not_given_up():
     assert ward.fleet.restarts == 0
 
 
+def test_an_engine_that_is_stuck_behind_a_server_that_is_well_is_given_up_when_its_counters_do_not_come():
+    async def course(ward: Ward) -> None:
+        answer = asyncio.ensure_future(ward.answer())
+        await asyncio.sleep(0.5)
+        (busy,) = [e for e in ward.hospital.now.values() if e.active]
+        busy.stuck = True
+        await asyncio.sleep(30.0)
+        assert ward.fleet.states()[busy.name] is Health.HEALTHY
+        await ward.fleet.metrics()  # the controller asks for them every second
+        await answer
+        assert busy.dead
+
+    assert tended(course).fleet.moved == 1
+
+
 def test_a_suspect_gets_no_new_groups():
     async def course(ward: Ward) -> None:
         ward.hospital.now["worker-1"].stop()
@@ -503,7 +518,7 @@ async def misfortune(world: World, hospital: Hospital, seed: int) -> None:
     st.floats(0.1, 20.0),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_a_run_under_constant_misfortune_trains_everything_within_eta(
     seed, eta, workers, placement, start_seconds, continuing
 ):
