@@ -310,7 +310,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="shorter; ends within a minute")
     args = parser.parse_args()
-    seconds, connections = (8.0, 1000) if args.quick else (60.0, 4000)
+    seconds, connections = (8.0, 1000) if args.quick else (60.0, 2000)
     rows: list[dict[str, object]] = []
     direct = asyncio.run(in_process(50_000, 5000.0, seconds))
     rows.append({"engines": "in this process", "tokens": 1000, **direct})
@@ -319,7 +319,7 @@ def main() -> None:
     for tokens in lengths:
         rate = connections / (8 if tokens > 1000 else 4)
         with servers(2, connections / rate, tokens) as urls:
-            wire[tokens] = asyncio.run(over_http(urls, connections, rate, max(8.0, seconds / 4)))
+            wire[tokens] = asyncio.run(over_http(urls, connections, rate, max(8.0, seconds / 2)))
         rows.append({"engines": "two processes, HTTP", "tokens": tokens, **wire[tokens]})
     headline = {
         "answers_per_second": direct["answers_per_second"],

@@ -11,9 +11,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (50_000, 10, 10)
+THRESHOLDS = (50_000, 20, 50)
 """Objects made and not freed until the youngest are gone through; how many times that until the middle generation is,
-and how many times that until all are. Garbage of a few ten megabytes may lie about meanwhile."""
+and how many times that until all are (a second's hold-up). Garbage of a few ten megabytes may lie about meanwhile."""
 
 
 @contextmanager
