@@ -21,6 +21,9 @@ Start = Callable[[], Awaitable[ChildProcess]]
 IDLE_LOOK = 0.2
 """Seconds between two looks at a process of which nothing is asked."""
 
+LAST_WORDS = 1.0
+"""Seconds for which a lost connection waits for the news that the process behind it died."""
+
 LOSSES = 3
 """Processes lost in a row, no step made in between, after which the run ends."""
 
@@ -169,7 +172,7 @@ class SupervisedTrainer:
             try:
                 return await self._watched(life, what)
             except TrainerLostError as error:
-                await self._recover(life, str(error))
+                await self._recover(life, await _last_words(life.process) or str(error))
 
     async def _watched(self, life: _Life, what: Callable[[TrainerClient], Awaitable[T]]) -> T:
         """What a call returns, unless the process dies or falls silent first."""
@@ -273,6 +276,15 @@ class SupervisedTrainer:
         async for batch in past.batches():
             result = await self._watched(life, _step_of(batch))
             made(batch, result)
+
+
+async def _last_words(process: ChildProcess) -> str:
+    """What it died of, which says more than the connection that was lost; nothing if it lives."""
+    try:
+        async with asyncio.timeout(LAST_WORDS):
+            return str(await process.died())
+    except TimeoutError:
+        return ""
 
 
 def _step_of(batch: Batch) -> Callable[[TrainerClient], Awaitable[StepResult]]:

@@ -113,17 +113,6 @@ def test_no_process_survives_kill_9_of_the_parent(tmp_path):
     assert survivors(processes, within=10) == []
 
 
-def test_a_trainer_that_dies_ends_the_run_with_its_name(tmp_path):
-    process = start(tmp_path)
-    processes = family(process)
-    (target,) = [p for p in processes[1:] if "fleuve.train" in p.cmdline()]
-    target.kill()
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 1, output
-    assert "died" in output
-    assert survivors(processes, within=5) == []
-
-
 @pytest.mark.parametrize(
     ("body", "said"),
     [
