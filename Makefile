@@ -34,7 +34,7 @@ test: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest --numprocesses 2 --dist worksteal
 
 slow: $(STAMP)
 	$(VENV)/bin/pytest -m slow
