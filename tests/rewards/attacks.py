@@ -157,6 +157,52 @@ KERNEL = {
             os._exit(0)
         reached = pid > 0
     """,
+    "lower its own priority, policy, share of the cores": """
+        import os
+        idle = os.sched_param(0)
+        for attempt in (
+            lambda: os.nice(1),
+            lambda: os.setpriority(os.PRIO_PROCESS, 0, 19),
+            lambda: os.sched_setscheduler(0, os.SCHED_IDLE, idle),
+            lambda: os.sched_setscheduler(0, os.SCHED_BATCH, idle),
+            lambda: os.sched_setparam(0, idle),
+            lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+        ):
+            try:
+                attempt()
+                reached = True
+            except OSError:
+                pass
+    """,
+    "lower its parent's limits and priority": """
+        import os, resource
+        parent = os.getppid()
+        for attempt in (
+            *(lambda which=which: resource.prlimit(parent, which, (0, 0)) for which in range(resource.RLIMIT_RTPRIO)),
+            lambda: resource.prlimit(parent, resource.RLIMIT_CPU),
+            lambda: os.setpriority(os.PRIO_PROCESS, parent, 19),
+            lambda: os.sched_setscheduler(parent, os.SCHED_IDLE, os.sched_param(0)),
+            lambda: os.sched_setaffinity(parent, {min(os.sched_getaffinity(0))}),
+        ):
+            try:
+                attempt()
+                reached = True
+            except (OSError, ValueError):
+                pass
+    """,
+    "let nobody wait for its children": """
+        import ctypes, signal
+        for handler in (signal.SIG_IGN, signal.SIG_DFL, lambda *a: None):
+            try:
+                signal.signal(signal.SIGCHLD, handler)
+                reached = True
+            except OSError:
+                pass
+        without_waiting = (ctypes.c_long * 32)(0, 2)  # SA_NOCLDWAIT, wherever the structure has its flags
+        without_waiting[17] = 2
+        if ctypes.CDLL(None).sigaction(signal.SIGCHLD, without_waiting, None) == 0:
+            reached = True
+    """,
     "the calls of another architecture": """
         import ctypes
         reached = ctypes.CDLL(None).syscall(0x40000000 + 39) > 0
@@ -339,6 +385,16 @@ EXHAUST = {
     "one endless C call": "9 ** 9 ** 9",
     "regular expression": "import re\nre.match('(a|a)*b', 'a' * 40)",
     "fork bomb": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
+    "a chain of short lives": """
+        import os, time
+        for _ in range(2):
+            if os.fork() == 0:
+                while True:
+                    until = time.perf_counter() + 0.004
+                    while time.perf_counter() < until: pass
+                    if os.fork() != 0: os._exit(0)
+        time.sleep(3600)
+    """,
     "threads": """
         import threading, time
         for _ in range(1000): threading.Thread(target=time.sleep, args=(3600,)).start()

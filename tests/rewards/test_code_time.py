@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,10 +22,11 @@ from fleuve.rewards.code.verify import ROLES, CodeVerifier
 from fleuve.rewards.pool import RewardPool
 from fleuve.rewards.sandbox.client import SandboxServer
 from fleuve.rewards.sandbox.clock import Clock, OverBudgetError
+from fleuve.rewards.sandbox.inside import children
 from fleuve.rewards.sandbox.level import choose
 from fleuve.rewards.sandbox.limits import Limits
 from fleuve.rewards.sandbox.run import SandboxError
-from fleuve.rewards.sandbox.watch import Watch
+from fleuve.rewards.sandbox.watch import Watch, _Rank
 from fleuve.types import Prompt
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
@@ -87,6 +89,47 @@ async def test_sleeping_is_no_waiting(crowd: None) -> None:
     assert time.monotonic() - started < 20.0
 
 
+def test_a_program_that_wants_to_come_last_is_over_its_time_all_the_same(crowd: None) -> None:
+    humble = (
+        "import os\nidle = os.sched_param(0)\n"
+        "for f in (lambda: os.sched_setscheduler(0, os.SCHED_IDLE, idle), lambda: os.nice(19)):\n"
+        "  try: f()\n  except OSError: pass\n"
+    )
+    verifier = CodeVerifier(CodeOptions(seconds=0.3, cpu_seconds=0.2, deadline=1.0))
+    try:
+        verifier.warm()
+        assert verifier(humble + SPIN, ROW) == 0.0
+    finally:
+        verifier.close()
+
+
+IDLE = "os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))"
+
+
+@pytest.mark.parametrize("how", ["os.setpriority(os.PRIO_PROCESS, pid, 19)", IDLE])
+def test_no_waiting_is_excused_that_a_program_brought_upon_itself(how: str, crowd: None) -> None:
+    """Nor where no filter of system calls keeps it from doing so."""
+    source = f"import os\npid = os.fork()\nwhile pid == 0: pass\n{how}\nprint(flush=True)\nos.wait()"
+    with subprocess.Popen([sys.executable, "-S", "-c", source], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        watch = Watch(first.pid, time.monotonic())
+        for _ in range(10):
+            time.sleep(0.05)
+            used = watch.look(time.monotonic())
+        os.kill(children(first.pid)[0], signal.SIGKILL)
+    assert used.processes == 1
+    assert used.waited == 0.0
+
+
+def test_who_comes_last_by_his_own_doing() -> None:
+    own = _Rank(nice=5, group_nice=0, policy=0, cores=frozenset({0, 1}))
+    assert not own.humbler(own)
+    assert not own._replace(nice=0, cores=frozenset({0, 1, 2})).humbler(own)
+    for other in ({"nice": 6}, {"group_nice": 1}, {"policy": 5}, {"policy": 3}, {"cores": frozenset({0})}):
+        assert own._replace(**other).humbler(own)
+
+
 def test_threads_that_keep_each_other_waiting_gain_no_time(one_core: None) -> None:
     source = "import os\nfor _ in range(2): os.fork()\nwhile True: pass"
     verifier = CodeVerifier(CodeOptions(seconds=1.5, cpu_seconds=1.0, deadline=4.0))
@@ -116,19 +159,32 @@ def test_what_a_program_waited_is_seen_from_outside(crowd: None) -> None:
 
 @pytest.fixture
 def verifier() -> Iterator[CodeVerifier]:
-    verifier = CodeVerifier(CodeOptions(seconds=1.0, cpu_seconds=1.0, deadline=2.0))
+    verifier = CodeVerifier(CodeOptions(seconds=0.8, cpu_seconds=0.8, deadline=1.0))
     yield verifier
     verifier.close()
 
 
-SLEEPS = "import time\ntime.sleep(0.6)\nprint(input())"
+SLEEPS = "import time\ntime.sleep(0.3)\nprint(input())"
 
 
 def test_cases_that_take_too_long_together_are_no_verdict(verifier: CodeVerifier) -> None:
     row = {"cases": [{"input": str(i), "output": str(i)} for i in range(4)]}
-    with pytest.raises(OverBudgetError, match=r"more than 1.7 s together, which is what reward.deadline = 2 s leaves"):
+    with pytest.raises(OverBudgetError, match=r"more than 0.85 s together, which is what reward.deadline = 1 s leaves"):
         verifier(SLEEPS, row)
     assert verifier(SLEEPS, {"cases": row["cases"][:2]}) == 1.0
+
+
+@pytest.mark.parametrize("how", ["time.sleep(3600)", "while True: pass"])
+async def test_a_case_that_hangs_scores_zero_wherever_it_stands(how: str) -> None:
+    source = (
+        "import time\nn = input()\ntime.sleep(0.9)\nwhile n == '1': " + how.removeprefix("while True: ") + "\nprint(n)"
+    )
+    row = {"cases": [{"input": n, "output": n} for n in "01234567"]}
+    code = CodeSettings(seconds=1.0, cpu_seconds=1.0)
+    prompt = Prompt(id="p", input_ids=[1], text="", answer="", verifier="code", row=row)
+    async with RewardPool(RewardSettings(deadline=1.2, code=code), ["code"]) as pool:
+        verdict = await pool.score(prompt, source)
+    assert (verdict.score, verdict.reason) == (0.0, "")
 
 
 def test_cases_that_failed_before_the_time_was_over_decide(verifier: CodeVerifier) -> None:
@@ -157,24 +213,40 @@ def test_whatever_the_settings_a_program_is_over_its_own_limits_before_the_check
 looks = st.lists(st.tuples(st.floats(0.001, 0.2), st.floats(0.0, 1.0)), max_size=300)
 
 
-@given(looks)
-def test_a_check_never_outlasts_its_promise(steps: list[tuple[float, float]]) -> None:
-    """`steps`: seconds to the next look, and the share of them in which the program had its core."""
+@given(st.lists(looks, max_size=6))
+def test_a_check_never_outlasts_its_promise(programs: list[list[tuple[float, float]]]) -> None:
+    """Of each program, `steps`: seconds to the next look, and the share of them in which it had its core."""
     promises = [2.0]
     clock = Clock(deadline=2.0, budget=1.7, longest=20.0, promise=promises.append)
-    now, taken = clock.started, 0.0
-    for step, share in steps:
-        assert now - clock.started < promises[-1]
-        try:
-            clock.check(now, taken)
-        except OverBudgetError:
-            assert taken >= 1.7
-            return
-        except SandboxError:
-            assert now - clock.started >= 20.0
-            return
-        now, taken = now + step, taken + share * step
+    now, limit, spent = clock.started, 1.6, 0.0
+    try:
+        for steps in programs:
+            clock.check(now)
+            assert spent < 1.7
+            taken = 0.0
+            for step, share in steps:
+                assert now - clock.started < promises[-1]
+                clock.check(now, taken)
+                if taken >= limit:
+                    break
+                now, taken = now + step, taken + share * step
+            clock.add(taken)
+            spent += taken
+    except OverBudgetError:
+        assert spent >= 1.7
+    except SandboxError:
+        assert now - clock.started >= 20.0
     assert promises == sorted(promises)
+
+
+def test_a_program_that_runs_is_never_over_the_budget_of_all() -> None:
+    clock = Clock(deadline=2.0, budget=1.7, longest=20.0, promise=lambda seconds: None)
+    clock.add(1.6)
+    clock.check(clock.started + 1.6)
+    clock.check(clock.started + 3.0, 1.4)
+    clock.add(1.4)
+    with pytest.raises(OverBudgetError):
+        clock.check(clock.started + 3.1)
 
 
 def test_a_check_that_only_waits_ends_too_and_says_what_for() -> None:

@@ -14,9 +14,9 @@ ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "riscv64": 0xC00000
 ALLOW, KILL, ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def run(code: bytes, number: int, architecture: int, argument: int = 0) -> int:
+def run(code: bytes, number: int, architecture: int, argument: int = 0, second: int = 0) -> int:
     """What the kernel would decide."""
-    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, 0, 0, 0, 0, 0)
+    data = struct.pack("=IIQ6Q", number, architecture, 0, argument, second, 0, 0, 0, 0)
     lines = list(struct.iter_unpack("=HBBI", code))
     at, value = 0, 0
     for _ in range(len(lines)):
@@ -49,6 +49,16 @@ def test_what_it_decides(machine: str) -> None:
     for family in range(60):
         expected = ALLOW if family in (1, 2, 10) else ERROR | errno.EAFNOSUPPORT
         assert run(code, numbers["socket"], architecture, family) == expected
+    for pid, verdict in ((0, ALLOW), (1, ERROR | errno.EPERM), (2**31, ERROR | errno.EPERM)):
+        assert run(code, numbers["prlimit64"], architecture, pid) == verdict
+    child_ended, others = 17, (1, 2, 15, 16, 18, 64)
+    for action in (1, 2**32, 0x7FFF_0000_0000):
+        assert run(code, numbers["rt_sigaction"], architecture, child_ended, action) == ERROR | errno.EPERM
+        assert {run(code, numbers["rt_sigaction"], architecture, signal, action) for signal in others} == {ALLOW}
+    assert run(code, numbers["rt_sigaction"], architecture, child_ended, 0) == ALLOW
+    core_scheduling, name_thread = 62, 15
+    assert run(code, numbers["prctl"], architecture, core_scheduling) == ERROR | errno.EPERM
+    assert run(code, numbers["prctl"], architecture, name_thread) == ALLOW
     other = next(a for a in ARCHITECTURE.values() if a != architecture)
     assert run(code, 39, other) == KILL
 

@@ -21,6 +21,7 @@ from fleuve.rewards.code.verify import ROLES, CodeVerifier
 from fleuve.rewards.sandbox import level
 from fleuve.rewards.sandbox.client import SandboxServer
 from fleuve.rewards.sandbox.clock import Clock
+from fleuve.rewards.sandbox.filter import supported
 from fleuve.rewards.sandbox.limits import Limits
 from fleuve.rewards.sandbox.run import Run, SandboxError, describe, supervise
 
@@ -78,6 +79,35 @@ def test_the_limit_that_was_reached_is_named(source: str, limit: str, server: Sa
     over, program = run(server, source)
     assert over == limit
     assert program.status is None
+
+
+CHAINS = {
+    "who leave their children to others": "os.fork() and rest()\nwhile True:\n  burn()\n  os.fork() and os._exit(0)",
+    "who wait for them": "while True:\n  if os.fork() == 0:\n    burn()\n    os._exit(0)\n  os.wait()",
+}
+
+
+@pytest.mark.skipif(not supported(), reason="with SIGCHLD ignored they are forgotten, if no filter sees to it")
+@pytest.mark.parametrize("name", CHAINS)
+def test_cpu_time_of_processes_that_live_between_two_looks_is_counted(name: str, server: SandboxServer) -> None:
+    burn = (
+        "import os, signal, time\ntry: signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nexcept OSError: pass\n"
+        "def burn():\n  until = time.process_time() + 0.005\n  while time.process_time() < until: pass\n"
+        "def rest(): time.sleep(3600)\n"
+    )
+    source = burn + CHAINS[name]
+    over, _ = run(server, source, limits=dataclasses.replace(LIMITS, seconds=PATIENCE))
+    assert over == "cpu"
+
+
+def test_cpu_time_of_one_program_is_not_the_next_one_s(server: SandboxServer) -> None:
+    limits = dataclasses.replace(LIMITS, seconds=30.0, cpu_seconds=0.5)
+    burn = "import os, time\nif os.fork() == 0:\n  while time.process_time() < 0.2: pass\nelse: os.wait()"
+    with server.open(limits) as sandbox:
+        for _ in range(4):
+            program = sandbox.start("program", {"source": burn})
+            assert supervise([program], program, limits.seconds, patient()).limit == ""
+            assert program.status == 0
 
 
 def test_a_signal_is_told(server: SandboxServer) -> None:

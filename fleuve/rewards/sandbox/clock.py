@@ -12,13 +12,14 @@ _LEAD = 0.1
 
 
 class OverBudgetError(RuntimeError):
-    """The programs of a check needed more time together than it has, though none of them more than its own limits."""
+    """The programs of a check need more time together than it has, though none of them more than its own limits."""
 
 
 class Clock:
     """Runs from when it is made. Time that is not the programs' (they waited for a core, a sandbox was opened) is made
-    up for: who waits for the check is told, by `promise`, to wait longer. There is an end to that: `end`, a time of
-    `time.monotonic`."""
+    up for: who waits for the check is told, by `promise`, to wait longer. So it is for the last program that begins
+    within the budget, which may go on to its own limit: a hanging one is wrong whenever it began. There is an end to
+    that: `end`, a time of `time.monotonic`."""
 
     def __init__(self, deadline: float, budget: float, longest: float, promise: Callable[[float], None]) -> None:
         """`promise(seconds)` says that the check ends within so many seconds of its beginning; the first promise, of
@@ -38,22 +39,24 @@ class Clock:
         """A program has ended, which took so long."""
         self._spent += seconds
 
-    def check(self, now: float, taken: float = 0.0) -> None:
-        """Whether the check may go on; the program that runs now has taken `taken` seconds.
+    def check(self, now: float, taken: float | None = None) -> None:
+        """Whether the check may go on. `taken`: the seconds that the program has taken that runs now; None between two
+        programs.
 
         Raises:
             SandboxError: it is at its end. That is never the programs' doing: they have their budget.
-            OverBudgetError: they have taken all that they may.
+            OverBudgetError: they have taken all that they may, and none runs.
         """
-        elapsed, spent = now - self.started, self._spent + taken
+        elapsed, spent = now - self.started, self._spent + (taken or 0.0)
         if now >= self.end:
             raise SandboxError(f"for {elapsed - spent:.1f} of {elapsed:.1f} s no core was free for its programs")
-        if spent >= self._budget:
+        if taken is None and spent >= self._budget:
             raise OverBudgetError(
                 f"its tests take more than {self._budget:.3g} s together, which is what reward.deadline = "
                 f"{self._deadline:g} s leaves them"
             )
         excused = elapsed - spent
-        if excused + self._budget > self._promised - _LEAD * self._deadline:
-            self._promised = excused + 2 * self._deadline
+        needed = excused + max(self._budget, spent)
+        if needed > self._promised - _LEAD * self._deadline:
+            self._promised = needed + self._deadline
             self._promise(self._promised)

@@ -3,6 +3,11 @@
 Kernel bugs are most often met in what is refused here: namespaces, mounts, eBPF, io_uring, keys, tracing. Sockets are
 those of the Unix and internet families alone: the network namespace stops the latter, but not, say, vsock, which would
 reach from a virtual machine to its host.
+
+And what would spoil the account of a program's time: it may give neither itself nor others another priority, policy or
+core (waiting for a core is not held against it, so it must not bring that about), nor hide its children's CPU time (of
+a child that nobody waits for, because SIGCHLD is ignored, the kernel forgets it). Another process's limits are out of
+its reach: as the same user it could lower those of its sandbox's first process.
 """
 
 from __future__ import annotations
@@ -36,20 +41,24 @@ REFUSED = {
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
+    "ioprio_set": (251, 30),
     "kcmp": (312, 272),
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
     "keyctl": (250, 219),
     "lookup_dcookie": (212, 18),
+    "migrate_pages": (256, 238),
     "mount": (165, 40),
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
+    "move_pages": (279, 239),
     "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265),
     "open_tree": (428, 428),
     "perf_event_open": (298, 241),
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
+    "process_madvise": (440, 440),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
@@ -57,9 +66,14 @@ REFUSED = {
     "quotactl_fd": (443, 443),
     "reboot": (169, 142),
     "request_key": (249, 218),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
     "setdomainname": (171, 162),
     "sethostname": (170, 161),
     "setns": (308, 268),
+    "setpriority": (141, 140),
     "settimeofday": (164, 170),
     "swapoff": (168, 225),
     "swapon": (167, 224),
@@ -69,15 +83,23 @@ REFUSED = {
     "userfaultfd": (323, 282),
     "vhangup": (153, 58),
 }
-LOOKED_AT = {"clone": (56, 220), "clone3": (435, 435), "socket": (41, 198)}
+LOOKED_AT = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "prctl": (157, 167),
+    "prlimit64": (302, 261),
+    "rt_sigaction": (13, 134),
+    "socket": (41, 198),
+}
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6
 _NAMESPACES = 0x7E020080  # every CLONE_NEW... flag; for `clone` the lowest byte is a signal, so not CLONE_NEWTIME
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _X32 = 0x40000000
+_PR_SCHED_CORE, _SIGCHLD = 62, 17
 
 
 def supported() -> bool:
@@ -120,11 +142,26 @@ def program(machine: str) -> bytes:
         code.jump(_EQUAL, numbers[column], yes="refuse")
     code.end("allow", _ALLOW)
     code.label("clone")
-    code.load(_FIRST_ARGUMENT)
+    code.load_argument(0)
     code.jump(_ANY_BIT, _NAMESPACES & ~0xFF, yes="refuse", no="allow_clone")
     code.end("allow_clone", _ALLOW)
+    code.label("prctl")
+    code.load_argument(0)
+    code.jump(_EQUAL, _PR_SCHED_CORE, yes="refuse", no="allow_prctl")
+    code.end("allow_prctl", _ALLOW)
+    code.label("prlimit64")
+    code.load_argument(0)
+    code.jump(_EQUAL, 0, yes="allow_prlimit", no="refuse")  # 0: the caller
+    code.end("allow_prlimit", _ALLOW)
+    code.label("rt_sigaction")
+    code.load_argument(0)
+    code.jump(_EQUAL, _SIGCHLD, no="allow_action")
+    for half in (0, 4):
+        code.load_argument(1, half)
+        code.jump(_EQUAL, 0, no="refuse")  # a null pointer: it only asks
+    code.end("allow_action", _ALLOW)
     code.label("socket")
-    code.load(_FIRST_ARGUMENT)
+    code.load_argument(0)
     for family in _FAMILIES:
         code.jump(_EQUAL, family, yes="allow_socket")
     code.end("no_family", _ERROR | errno.EAFNOSUPPORT)
@@ -144,6 +181,10 @@ class _Code:
 
     def load(self, offset: int) -> None:
         self._lines.append((_LOAD, offset, "", ""))
+
+    def load_argument(self, number: int, half: int = 0) -> None:
+        """Its lower four bytes (of these machines' 8, little end first), or with `half` = 4 the upper."""
+        self.load(_ARGUMENTS + 8 * number + half)
 
     def jump(self, how: int, value: int, yes: str = "", no: str = "") -> None:
         self._lines.append((how, value, yes, no))
