@@ -269,7 +269,9 @@ PARTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a thin slice, the table and three points of η (a minute)")
+    parser.add_argument(
+        "--quick", action="store_true", help="few steps of the table and of three points of η (a minute)"
+    )
     parser.add_argument("--scale", type=int, default=8, help="the part of the cluster that is simulated: 1/SCALE")
     parser.add_argument(
         "--only", choices=PARTS, action="append", help="do this part anew, with the constants and the rest as they are"
@@ -279,7 +281,7 @@ def main() -> None:
     effort = Effort(args.scale, sync=4, asynchronous=12)
     rows: list[dict[str, Any]] = []
     if args.quick:
-        effort = Effort(16, sync=2, asynchronous=5)
+        effort = Effort(8, sync=1, asynchronous=3)
         constants = fit(effort, rounds=1)
         rows = table(constants, effort) + curve(constants, effort, (0, 2, 8))
     else:
