@@ -71,7 +71,7 @@ def never_killed(tmp_path_factory) -> Run:
     [
         (signal.SIGKILL, 1, 0.15, 0),
         pytest.param(signal.SIGKILL, 2, 0.0, 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, 2, 0.4, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, 2, 0.1, 2, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 1, 0.25, 0, marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, 2, 0.05, 1, marks=pytest.mark.slow),
     ],
