@@ -18,7 +18,7 @@ import msgspec
 from fleuve.errors import UserError
 from fleuve.launch.child import spawn_arguments
 from fleuve.launch.process import describe_status, thread_environment
-from fleuve.rewards.process import CrashError, VerifierProcess
+from fleuve.rewards.process import CrashError, KilledError, VerifierProcess
 from fleuve.rewards.protocol import HEADER, Ended, Forked, Ready, WorkerOptions, decode, length
 
 _EXIT_SECONDS = 10.0
@@ -44,7 +44,7 @@ class Nursery:
 
         Raises:
             UserError: a verifier cannot be loaded.
-            CrashError: it died, or was not ready within `timeout` seconds.
+            CrashError: it died (`KilledError`: by a signal), or was not ready within `timeout` seconds.
         """
         requests, theirs = socket.socketpair()
         requests.setblocking(False)
@@ -81,7 +81,8 @@ class Nursery:
             raise CrashError(f"a verifier process was not ready within {timeout:g} s") from None
         except asyncio.IncompleteReadError:
             status = await nursery.end()
-            raise CrashError(f"a verifier process died while it loaded: {describe_status(status)}") from None
+            kind = KilledError if status < 0 else CrashError
+            raise kind(f"a verifier process died while it loaded: {describe_status(status)}") from None
         except BaseException:
             await nursery.end()
             raise
@@ -101,10 +102,11 @@ class Nursery:
 
         Raises:
             UserError: a verifier cannot be loaded (by the worker, where `WorkerOptions.late`).
-            CrashError: there is none within `timeout` seconds, it died at once, or this process has died.
+            CrashError: there is none within `timeout` seconds, it died at once, or this process has died
+                (`KilledError`, and so for a worker that a signal ended).
         """
         if not self.alive:
-            raise CrashError("the process that forks verifier processes died")
+            raise KilledError("the process that forks verifier processes died")
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -112,7 +114,7 @@ class Nursery:
                 socket.send_fds(self._requests, [b"w"], [theirs.fileno()])
             except OSError as error:
                 ours.close()
-                raise CrashError(f"the process that forks verifier processes does not listen: {error}") from None
+                raise KilledError(f"the process that forks verifier processes does not listen: {error}") from None
         asked: asyncio.Future[tuple[int, asyncio.Future[int | None]]] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         try:
@@ -168,7 +170,7 @@ class Nursery:
         finally:
             self.died.set_result(None)
             while self._asked:
-                self._give(CrashError("the process that forks verifier processes died"))
+                self._give(KilledError("the process that forks verifier processes died"))
             for pid, ended in self._ends.items():
                 task = asyncio.create_task(_watch(pid, ended))
                 self._orphans.add(task)

@@ -8,15 +8,17 @@ processes may be killed at any time: its check goes to another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from fleuve.config.settings import RewardSettings
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.door import Door
 from fleuve.rewards.nursery import Nursery
-from fleuve.rewards.process import CrashError, DeadlineError, LostError, VerifierProcess
+from fleuve.rewards.process import CrashError, DeadlineError, KilledError, LostError, VerifierProcess
 from fleuve.rewards.protocol import Check, Result, WorkerOptions
 from fleuve.rewards.tally import Tally
 from fleuve.rewards.weighted import names
@@ -26,8 +28,12 @@ ATTEMPTS = 2
 """Processes that a check may crash before it is given up: the first crash may have been another's doing."""
 LOSSES = 8
 """Processes that may be gone before they take a check up: never the check's doing, but it has to end."""
+STARTS = 3
+"""Times that a process is started which a signal ends meanwhile."""
 _CPU_MARGIN = 10.0
 _RESTART_PAUSE = (0.0, 0.5, 2.0, 8.0, 30.0)
+
+T = TypeVar("T")
 
 
 class RewardPool:
@@ -70,9 +76,10 @@ class RewardPool:
 
         Raises:
             UserError: a verifier cannot be loaded.
-            CrashError: a process died while starting or was not ready within `start_timeout`.
+            CrashError: a process died while starting (by a signal: `STARTS` times), or was not ready within
+                `start_timeout`.
         """
-        starts = [asyncio.create_task(self._start()) for _ in range(self._settings.workers)]
+        starts = [asyncio.create_task(_again_if_killed(self._start)) for _ in range(self._settings.workers)]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -259,7 +266,8 @@ class RewardPool:
                 if self._nursery is not None:
                     await self._nursery.end()
                     self._nursery = None
-                self._nursery = await Nursery.start(self._options, self._settings.start_timeout, self._log_path)
+                timeout = self._settings.start_timeout
+                self._nursery = await _again_if_killed(lambda: Nursery.start(self._options, timeout, self._log_path))
                 self._nursery.died.add_done_callback(lambda _: self._renew_nursery())
             return self._nursery
 
@@ -289,3 +297,14 @@ class RewardPool:
         self._stuck.clear()
         if self._nursery is not None:
             await self._nursery.end()
+
+
+async def _again_if_killed(start: Callable[[], Awaitable[T]]) -> T:
+    """What `start` brings; it is tried `STARTS` times where a signal ends what it starts."""
+    for _ in range(STARTS - 1):
+        with contextlib.suppress(KilledError):
+            return await start()
+    try:
+        return await start()
+    except KilledError as error:  # nobody tries this again
+        raise CrashError(f"{error} ({STARTS} times in a row)") from None

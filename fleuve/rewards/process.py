@@ -29,6 +29,10 @@ class CrashError(RuntimeError):
     """The verifier process ended, or spoke nonsense, before it answered."""
 
 
+class KilledError(CrashError):
+    """A signal ended the process, or something unseen: it may not happen again."""
+
+
 class LostError(CrashError):
     """The verifier process was gone before it took the check up."""
 
@@ -153,6 +157,8 @@ class VerifierProcess:
                     status = await asyncio.shield(self._ended)
             except TimeoutError:
                 raise CrashError("it closed its socket and went on") from None
-            raise CrashError("it ended" if status is None else describe_status(status)) from None
+            if status is None:
+                raise KilledError("it ended") from None
+            raise (KilledError if status < 0 else CrashError)(describe_status(status)) from None
         except (ValueError, msgspec.DecodeError) as error:
             raise CrashError(f"its answer cannot be read: {error}") from None

@@ -86,6 +86,11 @@ def frame(message: Any) -> bytes:
     return len(body).to_bytes(HEADER, "big") + body
 
 
+def sayable(text: str) -> str:
+    """What user code said, with lone surrogates written out: they have no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def length(header: bytes) -> int:
     """The bytes that follow a header.
 
@@ -111,4 +116,5 @@ __all__ = [
     "decode",
     "frame",
     "length",
+    "sayable",
 ]

@@ -109,7 +109,7 @@ def run(verifier: str, text: str, answer: str, row: dict[str, Any]) -> tuple[flo
         if score is None:
             return None, reason
         total += weight * score
-    return total, ""
+    return (total, "") if math.isfinite(total) else (None, f"{verifier!r} adds up to {total}")
 
 
 def _run_one(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[float | None, str]:
@@ -117,15 +117,23 @@ def _run_one(name: str, text: str, answer: str, row: dict[str, Any]) -> tuple[fl
         result = load(name)(text, answer, row)
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
+        score, kind = _number(result), type(result).__name__
     except BaseException as error:  # SystemExit too: the reward function's failure, not the worker's
-        message = " ".join(str(error).split())[:500]
-        return None, f"verifier {name!r} raised {type(error).__name__}: {message}"
-    score = _number(result)
+        return None, f"verifier {name!r} raised {_said(error)}"
     if score is None:
-        return None, f"verifier {name!r} returned {type(result).__name__}, not a number"
+        return None, f"verifier {name!r} returned {kind}, not a number"
     if not math.isfinite(score):
         return None, f"verifier {name!r} returned {score}"
     return score, ""
+
+
+def _said(error: BaseException) -> str:
+    """Its class, and its message in one line. The message is user code's too."""
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {' '.join(str(error).split())[:500]}"
+    except BaseException:
+        return f"{kind}, whose message cannot be had"
 
 
 def _number(result: Any) -> float | None:

@@ -19,7 +19,19 @@ from typing import Any, BinaryIO, NoReturn
 from fleuve.errors import UserError
 from fleuve.launch.child import follow
 from fleuve.rewards.code import installed
-from fleuve.rewards.protocol import HEADER, Check, Promise, Ready, Result, Taken, WorkerOptions, decode, frame, length
+from fleuve.rewards.protocol import (
+    HEADER,
+    Check,
+    Promise,
+    Ready,
+    Result,
+    Taken,
+    WorkerOptions,
+    decode,
+    frame,
+    length,
+    sayable,
+)
 from fleuve.rewards.verifiers import begin, prepare, run
 
 
@@ -49,7 +61,7 @@ def prepare_all(names: tuple[str, ...]) -> str:
         for name in names:
             prepare(name)
     except UserError as failure:
-        return str(failure)
+        return sayable(str(failure))
     return ""
 
 
@@ -63,7 +75,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, options: WorkerOptions) -> None:
         _allow_cpu(options.cpu_seconds)
         _send(sink, Taken())
         score, reason = run(check.verifier, check.text, check.answer, check.row)
-        _send(sink, Result(score=score, reason=reason, memory=_own_memory()))
+        _send(sink, Result(score=score, reason=sayable(reason), memory=_own_memory()))
 
 
 def _receive(source: BinaryIO) -> Check | None:

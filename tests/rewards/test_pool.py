@@ -15,7 +15,7 @@ import pytest
 from fleuve.config.settings import RewardSettings
 from fleuve.errors import UserError
 from fleuve.rewards.pool import RewardPool
-from fleuve.rewards.process import VerifierProcess
+from fleuve.rewards.process import CrashError, VerifierProcess
 from fleuve.types import Prompt, Verdict
 
 HERE = Path(__file__).parent
@@ -112,6 +112,11 @@ async def test_an_endless_symbolic_comparison_is_excluded_and_not_a_zero() -> No
         ("none", "returned NoneType, not a number"),
         ("text", "returned str, not a number"),
         ("memory 9000000000", "raised MemoryError"),
+        ("value (_ for _ in ()).throw(ValueError('\\ud800 is lone'))", "raised ValueError: \\ud800 is lone"),
+        ("value (_ for _ in ()).throw(SilentError())", "raised SilentError, whose message cannot be had"),
+        ("value type('\\xe9', (), {})()", "returned é, not a number"),
+        ("value type('Number', (), {'item': lambda self: exit(3)})()", "raised SystemExit: 3"),
+        ("value type('Number', (float,), {'__float__': lambda self: 1 / 0})()", "raised ZeroDivisionError"),
     ],
 )
 async def test_a_failing_reward_function_excludes_the_answer_and_says_why(text: str, reason: str) -> None:
@@ -158,6 +163,13 @@ async def test_whatever_is_one_real_number_is_a_reward() -> None:
             verdict = await rewards.score(prompt(), f"value {text}")
             assert verdict.score is None
             assert reason in verdict.reason
+
+
+async def test_a_sum_that_is_too_large_for_a_number_is_none() -> None:
+    async with pool() as rewards:
+        verdict = await rewards.score(prompt(f"9*{OBEY} + 9*{OBEY}"), "value 1.7e307")
+    assert verdict.score is None
+    assert "adds up to inf" in verdict.reason
 
 
 async def test_a_row_that_has_no_wire_form_is_excluded_and_says_so() -> None:
@@ -322,6 +334,58 @@ async def test_a_verifier_that_cannot_be_loaded_stops_the_start(name: str, messa
     with pytest.raises(UserError, match=message):
         async with pool(workers=2, verifier=name):
             pass
+
+
+def dies_while_it_loads(folder: Path, how: str, times: int) -> str:
+    """A verifier whose module ends its process the first so many times that it is imported."""
+    (folder / "frail.py").write_text(
+        "import os, signal\nfrom pathlib import Path\n"
+        f"loads = Path({str(folder / 'loads')!r})\nloads.touch()\n"
+        "loads.write_text(loads.read_text() + 'x')\n"
+        f"if len(loads.read_text()) <= {times}: {how}\n"
+        "def f(text, answer, row): return 1.0\n"
+    )
+    return "frail:f"
+
+
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+async def test_processes_that_are_killed_while_they_start_are_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    name = dies_while_it_loads(tmp_path, KILL, 2)
+    async with pool(workers=2, verifier=name) as rewards:
+        assert (await rewards.score(prompt(name), "")).score == 1.0
+
+
+async def test_a_nursery_that_is_killed_before_it_has_forked_all_workers_is_started_again() -> None:
+    rewards = pool(workers=3)
+    opening = asyncio.create_task(rewards.__aenter__())
+    while rewards.nursery_pid is None:  # noqa: ASYNC110 (it is set by the task, at once after its first word)
+        await asyncio.sleep(0)
+    kill_nursery(rewards)
+    await opening
+    assert (await rewards.score(prompt(), "fine")).score == 1.0
+    await rewards.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("how", "loads", "message"),
+    [
+        (KILL, 3, r"died while it loaded: killed by SIGKILL \(3 times in a row\)"),
+        ("os._exit(3)", 1, "died while it loaded: exit status 3$"),
+    ],
+)
+async def test_processes_that_end_by_themselves_or_are_killed_again_and_again_stop_the_start(
+    how: str, loads: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(CrashError, match=message):
+        async with pool(workers=2, verifier=dies_while_it_loads(tmp_path, how, 100)):
+            pass
+    assert (tmp_path / "loads").read_text() == "x" * loads
 
 
 @pytest.fixture

@@ -12,6 +12,13 @@ from pathlib import Path
 import numpy
 
 
+class SilentError(Exception):
+    """An exception that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
 def length(text: str, answer: str, row: dict) -> float:
     return float(len(text))
 
@@ -47,7 +54,7 @@ def obey(text: str, answer: str, row: dict) -> object:
         case "true":
             return True
         case "value":
-            return eval(rest, {"np": numpy, "Decimal": Decimal, "Fraction": Fraction})
+            return eval(rest, {"np": numpy, "Decimal": Decimal, "Fraction": Fraction, "SilentError": SilentError})
         case "sys.exit":
             sys.exit(3)
         case "os._exit":
