@@ -323,3 +323,7 @@ def _progress_bar() -> Iterator[Callable[[int, int], None] | None]:
     ) as bar:
         task = bar.add_task("answers", total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+if __name__ == "__main__":
+    main()

@@ -69,6 +69,13 @@ def test_check_knows_a_supervised_run_by_its_file() -> None:
     assert "ok: model built anew, saved to " in result.output
 
 
+def test_the_module_of_the_command_line_is_the_command_line() -> None:
+    words = [sys.executable, "-m", "fleuve.cli", "check", "no_such.toml"]
+    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (2, fleuve("check", "no_such.toml").stderr)
+    assert run.stderr.startswith("error: no such file: no_such.toml")
+
+
 def test_flags_before_the_file_are_explained() -> None:
     result = fleuve("train", "--steps", "3", "examples/quickstart.toml")
     assert result.returncode == 2

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleuve.config.loader import settings_from
+from fleuve.config.reward_checks import check_path, check_times
 from fleuve.config.settings import RewardSettings, Section
 from fleuve.errors import UserError
 from fleuve.rewards.find import check_verifier
@@ -29,12 +30,14 @@ def serve_command(host: str, port: int, verifiers: Sequence[str], log: Path | No
     """Serve until interrupted.
 
     Raises:
-        UserError: a flag, a verifier or the address cannot be used.
+        UserError: a flag, a setting, a verifier or the address cannot be used.
     """
     settings = settings_from(ServeSettings, {}, flags, "fleuve rewards serve").reward
     if settings.url is not None:
         raise UserError("fleuve rewards serve: --reward.url is for the runs that ask the service")
     names = tuple(dict.fromkeys([*OFFERED, *verifiers]))
+    check_path(settings)
+    check_times(settings, names)
     for name in names:
         check_verifier(name, settings.path)
     with bind(host, port) as sock:

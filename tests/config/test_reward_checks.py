@@ -59,6 +59,36 @@ def test_a_time_limit_needs_its_deadline(make: Make, rows: Path) -> None:
     preflight(make(reward=WEAK | {"deadline": 11.8}))
 
 
+@pytest.mark.parametrize(("key", "value"), [("seconds", 10), ("cpu_seconds", 100)])
+def test_a_program_s_own_time_needs_its_deadline(make: Make, rows: Path, key: str, value: float) -> None:
+    reward = {"code": WEAK["code"] | {key: value}}
+    assert preflight(make(reward=reward))  # no program is run
+    write(rows, {"verifier": "code", "tests": ["assert f(1) == 1"]})
+    (line,) = problems(make(reward=reward))
+    needed = {10: 11.8, 100: 117.7}[value]
+    assert line == (
+        f"reward.code.{key} = {value} needs reward.deadline = {needed} or more, not 5; "
+        "with that, it may be 4.25 at most"
+    )
+    assert preflight(make(reward=reward | {"deadline": needed}))
+    assert preflight(make(reward={"code": WEAK["code"] | {key: 4.25}}))
+
+
+def test_the_defaults_do_not_fit_a_shorter_deadline(make: Make, rows: Path) -> None:
+    write(rows, {"verifier": "code", "tests": ["assert f(1) == 1"]})
+    (line,) = problems(make(reward=WEAK | {"deadline": 3.0}))
+    assert line.startswith(
+        "reward.code.seconds = 4 needs reward.deadline = 4.8 or more, not 3; with that, it may be 2.55"
+    )
+
+
+def test_where_verifiers_are_to_be_imported_from_there_is_a_directory(make: Make, rows: Path) -> None:
+    missing = str(rows.parent / "missing")
+    write(rows, {"verifier": "mine:score"})
+    for path in (missing, str(rows)):
+        assert problems(make(reward={"path": path})) == [f"reward.path = {Path(path).name}: no such directory"]
+
+
 class Service(BaseHTTPRequestHandler):
     """Answers as the test says."""
 

@@ -152,6 +152,20 @@ async def test_what_is_no_check_is_refused() -> None:
             assert (await response.json())["reward_service/workers"] == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--reward.path", "/nonexistent"], "reward.path = /nonexistent: no such directory"),
+        (["--verifier", "code", "--reward.code.seconds", "6"], "reward.code.seconds = 6 needs reward.deadline = 7.1"),
+    ],
+)
+def test_what_the_service_cannot_do_it_says_at_once(flags: list[str], error: str) -> None:
+    words = [sys.executable, "-m", "fleuve", "rewards", "serve", "--port", "0", *flags]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert run.stderr.startswith(f"error: {error}")
+
+
 def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fleuve", "rewards", "serve", "--port", "0", "--verifier", OBEY]
     process = subprocess.Popen([*command, "--reward.workers", "2"], stdout=subprocess.PIPE, text=True)
