@@ -11,6 +11,7 @@ pointed its own name at this address.
 
 from __future__ import annotations
 
+import ctypes
 import hmac
 import ipaddress
 import os
@@ -33,13 +34,14 @@ Refuse = Callable[[int, str], web.StreamResponse]
 
 def take_token(sock: socket.socket, variable: str = TOKEN_VARIABLE) -> str | None:
     """The token of a server on the bound `sock`: None if it has none and needs none. It is taken out of this process's
-    environment, so that nothing that is started from here has it.
+    environment, so that nothing that is started from here has it, nor does whoever of this user looks into `/proc`.
 
     Raises:
         UserError: there is none, and others than this machine can reach `sock`; or it cannot be read or used.
     """
     token = find_token(variable)
     for name in (variable, f"{variable}_FILE"):
+        _wipe(name)
         os.environ.pop(name, None)
     host = sock.getsockname()[0]
     if token is None and not is_loopback(host):
@@ -48,6 +50,15 @@ def take_token(sock: socket.socket, variable: str = TOKEN_VARIABLE) -> str | Non
             "file that holds it; or listen on 127.0.0.1"
         )
     return token
+
+
+def _wipe(name: str) -> None:
+    """Overwrite a variable where it lies: removed, it would still be in what the kernel shows of this process's first
+    environment."""
+    getenv = ctypes.PyDLL(None).getenv
+    getenv.argtypes, getenv.restype = [ctypes.c_char_p], ctypes.c_void_p
+    if address := getenv(name.encode()):
+        ctypes.memset(address, ord("*"), len(ctypes.string_at(address)))
 
 
 def find_token(variable: str = TOKEN_VARIABLE) -> str | None:

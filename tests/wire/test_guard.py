@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -126,6 +128,21 @@ def test_an_address_that_others_reach_needs_a_token(host: str, monkeypatch: pyte
         monkeypatch.setenv(VARIABLE, "secret")
         assert take_token(sock, VARIABLE) == "secret"
     assert VARIABLE not in os.environ  # whatever is started from here does not have it
+
+
+def test_a_token_that_was_taken_is_nowhere_in_the_process_s_environment() -> None:
+    script = (
+        "import os, socket\nfrom fleuve.wire.guard import take_token\n"
+        "with socket.create_server(('127.0.0.1', 0)) as sock:\n  print(take_token(sock))\n"
+        "if os.path.exists('/proc/self/environ'): print(open('/proc/self/environ').read())\n"
+        "print(os.environ.get('OTHER'), os.environ.get('FLEUVE_TOKEN'))"
+    )
+    env = os.environ | {"FLEUVE_TOKEN": "secret-of-this-test", "OTHER": "stays"}
+    words = [sys.executable, "-c", script]
+    told = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert told.startswith("secret-of-this-test\n")
+    assert told.count("secret-of-this-test") == 1
+    assert told.endswith("stays None\n")
 
 
 def test_only_addresses_of_this_machine_are_loopback() -> None:
