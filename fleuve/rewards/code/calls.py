@@ -9,15 +9,16 @@ from typing import Any
 PREFIX = "import bisect, collections, functools, heapq, itertools, math, re, string\nfrom typing import *\n"
 """What such problems let a program take for granted."""
 
-# It runs where the tests do, out of the program's reach. `Solution` and NAME are the program's.
+# It runs where the tests do, out of the program's reach. `_solution` and `_function` are the program's: under these
+# names, so that a function with the name of a builtin is never taken for the builtin, nor the builtin for it.
 _SETUP = """
 import json as _json, math as _math
 
 def _call(arguments):
     try:
-        function = Solution().NAME
+        function = getattr(_solution(), "NAME")
     except NameError:
-        function = NAME
+        function = _function
     return function(*_json.loads(arguments))
 
 def _same(given, expected):
@@ -34,10 +35,10 @@ def _same(given, expected):
 """
 
 
-def calls(name: str, cases: Sequence[dict[str, Any]], tolerance: float) -> tuple[str, list[str]]:
-    """Setup and tests, in the form in which assertions are run: a test for each case. A case's `input` is a text with
-    one argument a line, each as JSON, or a list of the arguments; its `output` the result as JSON, or the result
-    itself.
+def calls(name: str, cases: Sequence[dict[str, Any]], tolerance: float) -> tuple[str, list[str], dict[str, str]]:
+    """Setup, tests, and the program's names in them, as assertions are run: a test for each case. A case's `input` is
+    a text with one argument a line, each as JSON, or a list of the arguments; its `output` the result as JSON, or the
+    result itself.
 
     Raises:
         ValueError: the name is none, or a case is not of this form.
@@ -49,7 +50,7 @@ def calls(name: str, cases: Sequence[dict[str, Any]], tolerance: float) -> tuple
         try:
             given, expected = case.get("input", ""), case["output"]
             if isinstance(given, str):
-                given = [_read(line) for line in given.splitlines() if line.strip()]
+                given = [_read(line) for line in given.split("\n") if line.strip()]
             if isinstance(expected, str):
                 expected = _read(expected)
             if not isinstance(given, list):
@@ -58,7 +59,8 @@ def calls(name: str, cases: Sequence[dict[str, Any]], tolerance: float) -> tuple
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"case {number} of the row, which names a function, is not in JSON: {error}") from None
         tests.append(f"assert _same(_call({arguments!r}), _json.loads({result!r}))")
-    return _SETUP.replace("NAME\n", f"{name}\n").replace("TOLERANCE", repr(tolerance)), tests
+    setup = _SETUP.replace("NAME", name).replace("TOLERANCE", repr(tolerance))
+    return setup, tests, {"_solution": "Solution", "_function": name}
 
 
 def _read(text: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fleuve.rewards.code.program import execute
-from fleuve.rewards.code.values import ClosedError, decode, encode, read, write
+from fleuve.rewards.code.values import ClosedError, Shared, content, decode, encode, read, write
 
 CONNECTION = 3
 """The descriptor of the connection to the examiner."""
@@ -21,7 +21,7 @@ CONNECTION = 3
 def run(job: dict[str, Any]) -> int:
     """Execute `job["source"]`, then answer until the examiner has no more questions."""
     sys.argv[:] = ["program.py"]
-    status, names = execute(job["source"], "program")
+    status, names = execute(job["source"], "program", job.get("prefix", ""))
     if status:
         return status
     connection = socket.socket(fileno=CONNECTION)
@@ -42,15 +42,25 @@ class Answers:
         self._objects: list[Any] = []
 
     def __call__(self, question: dict[str, Any]) -> dict[str, Any]:
-        """`{"value": ..., "arguments": [...]}` (what a call left of its arguments), or `{"raised": [names of the
-        class and its bases], "message": ...}`."""
+        """`{"value": ...}` or `{"raised": [names of the class and its bases], "message": ...}`; and `left`: the content
+        of every mutable container that came with the question, after the call."""
+        shared = Shared()
+        arguments = [decode(value, self._resolve, shared) for value in question.get("arguments", [])]
+        keywords = {name: decode(value, self._resolve, shared) for name, value in question.get("keywords", {}).items()}
+        came = len(shared.objects)
+        answer: dict[str, Any]
         try:
-            arguments = [decode(value, self._resolve) for value in question.get("arguments", [])]
-            keywords = {name: decode(value, self._resolve) for name, value in question.get("keywords", {}).items()}
             value = self._ask(question, arguments, keywords)
-            return {"value": self._encode(value), "arguments": [self._encode(value) for value in arguments]}
+            answer = {"value": encode(value, self._refer, shared)}
         except Exception as error:
-            return {"raised": [kind.__name__ for kind in type(error).__mro__], "message": _message(error)}
+            shared.forget(came)
+            answer = {"raised": [kind.__name__ for kind in type(error).__mro__], "message": _message(error)}
+        try:
+            left = [content(container, self._refer, shared) for container in shared.objects[:came]]
+        except Exception as error:  # it is nested too deeply now
+            shared.forget(came)
+            return {"raised": [kind.__name__ for kind in type(error).__mro__], "message": _message(error), "left": []}
+        return answer | {"left": left}
 
     def _ask(self, question: dict[str, Any], arguments: list[Any], keywords: dict[str, Any]) -> Any:
         if question["ask"] == "name":
@@ -68,9 +78,6 @@ class Answers:
             "bool": lambda: bool(target),
         }
         return operations[question["ask"]](*arguments, **keywords)
-
-    def _encode(self, value: Any) -> Any:
-        return encode(value, self._refer)
 
     def _refer(self, value: Any) -> int:
         for number, known in enumerate(self._objects[-1000:], start=max(0, len(self._objects) - 1000)):

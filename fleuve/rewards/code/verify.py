@@ -11,6 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from fleuve.rewards.code.examiner import BAD_TESTS
@@ -93,32 +94,34 @@ class CodeVerifier:
         assert self._server is not None
         if isinstance(tests, Functions):
             with self._server.open(limits) as inside, self._server.open(limits) as outside:
-                return _examine(_whole(program, tests, row), tests, inside, outside, clock)
+                return _examine(_job(program, tests, row), tests, inside, outside, clock)
         with self._server.open(limits) as sandbox:
             all_needed = row.get("score", self.options.score) != "fraction"
             return _run_cases(program, tests, sandbox, clock, all_needed)
 
 
-def _whole(program: str, tests: Functions, row: dict[str, Any]) -> str:
+def _job(program: str, tests: Functions, row: dict[str, Any]) -> dict[str, str]:
     """The program, and before it what the row gives: all of the prompt if the answer only continues it."""
-    if not tests.remote:
-        return program if "from __future__" in program else tests.prefix + program
-    defines = re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def[ \t]+)?{tests.remote[0]}\b\s*[(=:]", program, re.MULTILINE)
-    if defines is None and isinstance(row.get("prompt"), str) and program[:1].isspace():
-        return str(row["prompt"]) + program
-    return tests.prefix + program
+    name, prompt = tests.completes, row.get("prompt")
+    if name and isinstance(prompt, str) and program[:1].isspace():
+        defines = re.search(rf"^[ \t]*(?:async[ \t]+)?(?:def[ \t]+)?{name}\b\s*[(=:]", program, re.MULTILINE)
+        if defines is None:
+            return {"source": prompt + program}
+    return {"source": program, "prefix": tests.prefix}
 
 
-def _examine(program: str, tests: Functions, inside: Sandbox, outside: Sandbox, clock: Clock) -> list[bool]:
+def _examine(
+    candidate: dict[str, str], tests: Functions, inside: Sandbox, outside: Sandbox, clock: Clock
+) -> list[bool]:
     ours, theirs = socket.socketpair()
     verdicts, verdict_sink = os.pipe()
     runs: list[Run] = []
     try:
         with ours, theirs:
-            job = {"setup": tests.setup, "tests": tests.tests, "remote": tests.remote}
+            job = {"setup": tests.setup, "tests": tests.tests} | asdict(tests.names)
             examiner = outside.start("examiner", job, extra=(ours.fileno(), verdict_sink))
             runs.append(examiner)
-            runs.append(inside.start("candidate", {"source": program}, extra=(theirs.fileno(),)))
+            runs.append(inside.start("candidate", candidate, extra=(theirs.fileno(),)))
         os.close(verdict_sink)
         verdict_sink = -1
         supervise(runs, examiner, inside.limits.seconds, clock.check)
