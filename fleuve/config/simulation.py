@@ -27,12 +27,15 @@ class LengthSettings(Section):
 
 
 class CostSettings(Section):
-    """The free constants of the cost models: what real kernels reach of what the data sheets promise."""
+    """The free constants of the cost models: what real kernels reach of what the data sheets promise. Training reaches
+    `train_flops_share · width / (width + train_half_width)`; `switch_seconds` is one change of colocated devices
+    between generating and training."""
 
     bandwidth_share: Share = 0.7
     prefill_flops_share: Share = 0.5
     decode_flops_share: Share = 0.5
     train_flops_share: Share = 0.4
+    train_half_width: AtLeastZero = 0.0
     network_share: Share = 0.6
     memory_share: Share = 0.9
     decode_overhead: AtLeastZero = 0.004
@@ -42,6 +45,7 @@ class CostSettings(Section):
     step_overhead: AtLeastZero = 1.0
     publish_overhead: AtLeastZero = 0.5
     update_overhead: AtLeastZero = 0.5
+    switch_seconds: AtLeastZero = 0.0
 
 
 class MeasuredSettings(Section):

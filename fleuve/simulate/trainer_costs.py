@@ -70,7 +70,8 @@ class TrainerCosts:
         )
 
     def step_seconds(self, minibatches: Sequence[Sequence[int]]) -> float:
-        """One step: for each minibatch the lengths, in tokens, of the sequences that are learnt from.
+        """One step: for each minibatch the lengths, in tokens, of the sequences that are learnt from. Colocated, the
+        devices change over from generating first.
 
         The proximal pass is one forward pass of every minibatch but the first that learns (whose own gives it), as in
         `train.anchors`; a reference and a critic each add one of all.
@@ -78,7 +79,7 @@ class TrainerCosts:
         Raises:
             ValueError: a sequence is over the token budget.
         """
-        total = self.costs.step_overhead if self.measured.step is None else self.measured.step
+        total = self._around_step
         first = True
         for lengths in minibatches:
             if not len(lengths):
@@ -94,7 +95,7 @@ class TrainerCosts:
 
     def least_seconds(self, minibatches: Sequence[Sequence[int]]) -> float:
         """A bound below `step_seconds` that needs no packing: work as even as if sequences could be cut in pieces."""
-        total = self.costs.step_overhead if self.measured.step is None else self.measured.step
+        total = self._around_step
         first = True
         for lengths in minibatches:
             if not len(lengths):
@@ -130,14 +131,15 @@ class TrainerCosts:
         return share / (self.hardware.memory_bandwidth * self.costs.bandwidth_share)
 
     def publish_seconds(self) -> float:
-        """Bringing one version of the weights to where engines fetch them: gathered over the trainer, sent on once."""
+        """Bringing one version of the weights to where engines fetch them: gathered over the trainer, sent on once.
+        Colocated, the devices change back to generating then."""
         if self.measured.publish is not None:
             return self.measured.publish
         size = self.shape.weight_bytes(self.publish_dtype)
         nodes = -(-self.layout.trainer_gpus // self.hardware.node)
         adapters = min(self.layout.trainer_gpus, self.hardware.node) * nodes
         sending = size / (adapters * self.hardware.network * self.costs.network_share)
-        return self.costs.publish_overhead + self._gather(size) + sending
+        return self.costs.publish_overhead + self._gather(size) + sending + self._switch
 
     def _slowest(self, ranks: Sequence[Sequence[int]], backward: bool) -> float:
         """One micro-batch on every rank: they gather the same layers at the same time, so they wait for each other."""
@@ -151,9 +153,7 @@ class TrainerCosts:
             return tokens * (measured.train_per_token if backward else forward)
         devices = self.layout.trainer_parallel
         work = self.flops(lengths, backward) / devices
-        return work / (self.hardware.peak[self.dtype] * self.costs.train_flops_share) + self._splitting(
-            tokens, backward
-        )
+        return work / (self.hardware.peak[self.dtype] * self.utilisation) + self._splitting(tokens, backward)
 
     def _splitting(self, tokens: int, backward: bool) -> float:
         """Tensor parallelism: two all-reduces a layer of the hidden states, in every forward and backward pass."""
@@ -179,6 +179,20 @@ class TrainerCosts:
             return 0.0
         share = size / self.layout.trainer_parallel * (ranks - 1) / ranks
         return share / (self.hardware.fabric(self.layout.trainer_gpus) * self.costs.network_share)
+
+    @property
+    def utilisation(self) -> float:
+        """Of the peak arithmetic: products of narrow matrices reach less of it."""
+        return self.costs.train_flops_share * self.shape.hidden / (self.shape.hidden + self.costs.train_half_width)
+
+    @property
+    def _around_step(self) -> float:
+        """What a step takes besides its minibatches."""
+        return self.costs.step_overhead + self._switch if self.measured.step is None else self.measured.step
+
+    @property
+    def _switch(self) -> float:
+        return self.costs.switch_seconds if self.layout.colocated else 0.0
 
     @property
     def _micro_batch_overhead(self) -> float:

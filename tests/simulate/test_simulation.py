@@ -48,11 +48,45 @@ def test_every_system_is_simulated_by_its_settings_alone(name: str) -> None:
         assert result.staleness_max <= eta
 
 
+def test_answers_for_which_there_is_room_whatever_their_length_all_run_at_once() -> None:
+    """Room for 32 answers of 64 tokens, and not for 32 times the 512 that are kept free for longer ones."""
+    room = 32 * (256 + 64)
+    short = small(
+        control__max_staleness=0, rollout__max_new_tokens=64, simulate__lengths__mean=64, simulate__kv_cache_tokens=room
+    )
+    crowded = simulate(changed(short, {"simulate.rollout_gpus": 1}))
+    roomy = simulate(changed(short, {"simulate.rollout_gpus": 1, "simulate.kv_cache_tokens": 10 * room}))
+    assert crowded.group_seconds == roomy.group_seconds
+
+
+def test_what_an_answer_costs_beside_its_tokens_is_waited_for() -> None:
+    cheap, dear = (
+        simulate(
+            small(
+                control__max_staleness=0,
+                simulate__rollout_gpus=1,
+                simulate__reward_seconds=0,
+                simulate__measured__per_answer=seconds,
+            )
+        )
+        for seconds in (0.0, 0.25)
+    )
+    assert dear.step_seconds - cheap.step_seconds == pytest.approx(8 * 4 * 0.25, rel=0.02)
+
+
 def test_without_staleness_nothing_overlaps() -> None:
     result = simulate(small(control__max_staleness=0, launch__placement="colocated"))
     assert result.staleness == {0: 1.0}
     assert result.rollout["paused"] == pytest.approx(result.trainer["train"] + result.trainer["publish"], abs=0.05)
     assert result.interruptions == 0
+
+
+def test_changing_over_takes_its_time_twice_a_step_and_the_engines_stand_still() -> None:
+    alone = {"control__max_staleness": 0, "launch__placement": "colocated"}
+    at_once, slow = (simulate(small(**alone, simulate__costs__switch_seconds=seconds)) for seconds in (0.0, 30.0))
+    assert slow.step_seconds == pytest.approx(at_once.step_seconds + 60, abs=0.1)
+    standing = [result.rollout["paused"] * result.step_seconds for result in (at_once, slow)]
+    assert standing[1] == pytest.approx(standing[0] + 60, abs=0.1)
 
 
 def test_more_staleness_is_faster_until_the_slower_side_is_never_idle() -> None:

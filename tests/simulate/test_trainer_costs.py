@@ -137,6 +137,36 @@ def test_a_step_is_longer_at_lower_utilisation(minibatches: list[list[int]], gpu
     assert slower.step_seconds(minibatches) == pytest.approx(2 * trainer(gpus).step_seconds(minibatches))
 
 
+def test_a_wider_model_reaches_more_of_the_arithmetic() -> None:
+    costs = trainer(costs={**IDEAL, "train_flops_share": 0.6, "train_half_width": 1792.0})
+    assert costs.utilisation == pytest.approx(0.6 * 2 / 3)  # its width is 3584
+    assert costs.micro_batch_seconds([1000], True) == pytest.approx(costs.flops([1000], True) / (0.4 * PEAK))
+    assert trainer(costs={**IDEAL, "train_flops_share": 0.6}).utilisation == 0.6
+
+
+def colocated_trainer(switch_seconds: float) -> TrainerCosts:
+    return TrainerCosts.of(
+        cluster(
+            launch={"placement": "colocated"},
+            simulate={"rollout_gpus": None, "costs": {**IDEAL, "switch_seconds": switch_seconds}},
+        )
+    )
+
+
+def test_colocated_devices_change_over_before_a_step_and_back_after_publishing() -> None:
+    at_once, slow = colocated_trainer(0.0), colocated_trainer(20.0)
+    batch = [[1000, 500], [700]]
+    assert slow.step_seconds(batch) == pytest.approx(at_once.step_seconds(batch) + 20)
+    assert slow.least_seconds(batch) == pytest.approx(at_once.least_seconds(batch) + 20)
+    assert slow.publish_seconds() == pytest.approx(at_once.publish_seconds() + 20)
+
+
+def test_devices_of_their_own_never_change_over() -> None:
+    costs = trainer(costs={**IDEAL, "switch_seconds": 20.0})
+    assert costs.step_seconds([[1000]]) == trainer().step_seconds([[1000]])
+    assert costs.publish_seconds() == trainer().publish_seconds()
+
+
 def test_three_quarters_generate_when_nobody_says_otherwise() -> None:
     layout = layout_of(cluster(simulate={"rollout_gpus": None, "gpus": 32, "tensor_parallel": 4}))
     assert (layout.engines, layout.rollout_gpus, layout.ranks, layout.gpus) == (6, 24, 8, 32)
