@@ -27,16 +27,21 @@ SYNC = {
     "sync, colocated, 1 engine a core": ["--rollout.workers", str(len(os.sched_getaffinity(0)))],
 }
 SYNC_FLAGS = ["--control.max_staleness", "0", "--launch.placement", "colocated"]
+SYSTEMS = ASYNC | {name: SYNC_FLAGS + flags for name, flags in SYNC.items()}
+
+
+def train(config: str, flags: list[str], steps: int, run_dir: Path) -> list[dict[str, float]]:
+    """One training run in which next to nothing is learnt; its metrics, a mapping a step."""
+    command = [sys.executable, "-m", "fleuve", "train", config, "--run_dir", str(run_dir), "--steps", str(steps)]
+    command += ["--trainer.learning_rate", "1e-12", "--evaluate.every", "0", "--observe.live", "off", *flags]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1800)
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def run(config: str, flags: list[str], steps: int, warmup: int) -> dict[str, float]:
     """One training run; trained tokens a second after `warmup` steps, and where the time went."""
     with tempfile.TemporaryDirectory() as scratch:
-        run_dir = Path(scratch) / "run"
-        command = [sys.executable, "-m", "fleuve", "train", config, "--run_dir", str(run_dir), "--steps", str(steps)]
-        command += ["--trainer.learning_rate", "1e-12", "--evaluate.every", "0", "--observe.live", "off", *flags]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=1800)
-        rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        rows = train(config, flags, steps, Path(scratch) / "run")
     first, counted = rows[warmup - 1], rows[warmup:]
     seconds = counted[-1]["time/elapsed"] - first["time/elapsed"]
     return {
@@ -57,10 +62,9 @@ def main() -> None:
     args = parser.parse_args()
     steps = args.steps or (8 if args.quick else 24)
     warmup, rounds = (3 if args.quick else 8), args.rounds or (1 if args.quick else 3)
-    systems = {**ASYNC, **{name: SYNC_FLAGS + flags for name, flags in SYNC.items()}}
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
     for _ in range(rounds):
-        for name, flags in systems.items():
+        for name, flags in SYSTEMS.items():
             results[name].append(run(args.config, flags, steps, warmup))
     rows = []
     for name, runs in results.items():

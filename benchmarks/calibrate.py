@@ -1,69 +1,61 @@
-"""What a machine takes for the parts of a run, as `[simulate.measured]` for the simulator.
+"""What a machine takes for the parts of a run, as `[simulate]` for the simulator.
 
-    python benchmarks/calibrate.py RUN [--config examples/quickstart.toml]
+    python benchmarks/calibrate.py RUN [--config examples/quickstart.toml] [--threads N] [--trainer-threads N]
 
-The trainer's times are those of RUN, a run directory of `fleuve train` with rollouts. The engine's are measured here:
-its own steps with 1 to 96 answers and short and long caches, on one thread; CPU time, which on a quiet machine is the
-clock's. What is printed is TOML: append it to a settings file.
+RUN is a run directory of `fleuve train` with rollouts. From it come the answers' lengths and what is learnt from, how
+long a verdict takes, how long publishing and loading weights take, and the trainer's times; with `--trainer-threads`
+these are measured here, on RUN's own batches. The engine's times are always measured here: its own steps with 1 to 96
+answers and short and long caches. Nothing else should run. What is printed is TOML: append it to a settings file.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 import argparse
-import time
 from pathlib import Path
 
-import torch
+from _measure import engine_steps, trainer_times
 
-from fleuve.config.loader import load_settings
-from fleuve.engine.engine import Engine
-from fleuve.engine.scheduler import Limits
-from fleuve.modeling.attention import NAME
-from fleuve.modeling.loading import DTYPES, load_model
-from fleuve.simulate.calibrate import EngineStep, fit_engine, fit_trainer, learnt_share
-from fleuve.types import GenerationRequest, SamplingParams
-
-NUMBERS = (1, 4, 16, 48, 96)
-PROMPTS = (16, 400)
-STEPS = 40
+from fleuve.simulate.calibrate import (
+    fit_engine,
+    fit_trainer,
+    learnt_share,
+    prompt_share,
+    prompt_tokens,
+    verdict_seconds,
+)
 
 
-def engine_steps(model: torch.nn.Module, number: int, prompt: int) -> list[EngineStep]:
-    """One prefill of `number` prompts, then decode steps; those in which memory grows are among them, as in a run."""
-    engine = Engine(model, Limits(max_running=number, kv_cache_tokens=10**6, prefill_tokens=10**6, context=1024))
-    for i in range(number):
-        sampling = SamplingParams(max_new_tokens=STEPS + 2, seed=i, ignore_eos=True)
-        tokens = [3 + (i + j) % 32 for j in range(prompt)]
-        engine.add(GenerationRequest(request_id=str(i), input_ids=tokens, sampling=sampling))
-    found = []
-    for step in range(STEPS):
-        started = time.process_time()
-        engine.step()
-        seconds = time.process_time() - started
-        if step:
-            found.append(EngineStep(seconds, sequences=number, kv_tokens=number * (prompt + step)))
-        else:
-            found.append(EngineStep(seconds, prefill_tokens=number * prompt))
-    return found
+def answers(run: Path) -> list[str]:
+    """Words for `fleuve simulate` that say what the run's prompts, answers and verdicts are like."""
+    values = {
+        "prompt_tokens": prompt_tokens(run),
+        "learnt": learnt_share(run),
+        "reward_seconds": verdict_seconds(run),
+        "lengths.file": run,
+        "lengths.prompt_share": prompt_share(run),
+    }
+    return [word for name, value in values.items() for word in (f"--simulate.{name}", str(value))]
+
+
+def times(measured: dict[str, float]) -> list[str]:
+    """The same for what was measured."""
+    return [word for name, value in measured.items() for word in (f"--simulate.measured.{name}", str(value))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--config", default="examples/quickstart.toml", help="Settings of the engine.")
+    parser.add_argument("--threads", type=int, default=1, help="Of an engine.")
+    parser.add_argument("--trainer-threads", type=int, help="Measure the trainer with as many.")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    settings = load_settings(args.config)
-    model = load_model(settings.model.path, DTYPES[settings.rollout.dtype], "cpu")
-    model.set_attn_implementation(NAME)
-    engine_steps(model, 4, 16)  # warms up
-    steps = [step for number in NUMBERS for prompt in PROMPTS for step in engine_steps(model, number, prompt)]
-    measured = fit_engine(steps) | fit_trainer(args.run)
-    print(f'[simulate]\nlearnt = {learnt_share(args.run):.3f}\n\n[simulate.lengths]\nfile = "{args.run}"\n')
+    again = None if args.trainer_threads is None else trainer_times(args.run, args.trainer_threads)
+    measured = fit_engine(engine_steps(args.config, args.threads)) | fit_trainer(args.run, again)
+    print(
+        f"[simulate]\nprompt_tokens = {prompt_tokens(args.run)}\nlearnt = {learnt_share(args.run):.3f}\n"
+        f"reward_seconds = {verdict_seconds(args.run):.3g}\n\n"
+        f'[simulate.lengths]\nfile = "{args.run}"\nprompt_share = {prompt_share(args.run):.3f}\n'
+    )
     print("[simulate.measured]")
     for name, value in measured.items():
         print(f"{name} = {value:.3g}")

@@ -50,14 +50,16 @@ class CostSettings(Section):
 
 class MeasuredSettings(Section):
     """Times measured on a real run: each replaces what the cost model would say of it. A decode step of n sequences
-    with K tokens in their caches is `decode_base + decode_per_sequence · n + decode_per_kv_token · K`; training is
-    `train_per_token` and `forward_per_token` (the proximal pass) for every token and `train_per_micro_batch`."""
+    with K tokens in their caches is `decode_base + decode_per_sequence · n + decode_per_kv_token · K`; `per_answer` is
+    what an engine loses over one request and its reply, transport and verdict included; training is `train_per_token`
+    and `forward_per_token` (the proximal pass) for every token and `train_per_micro_batch`."""
 
     decode_base: AtLeastZero | None = None
     decode_per_sequence: AtLeastZero | None = None
     decode_per_kv_token: AtLeastZero | None = None
     prefill_per_token: AtLeastZero | None = None
     prefill_base: AtLeastZero | None = None
+    per_answer: AtLeastZero | None = None
     update: AtLeastZero | None = None
     train_per_token: AtLeastZero | None = None
     forward_per_token: AtLeastZero | None = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ FIRST_STEPS = 1
 
 @dataclass(frozen=True)
 class EngineStep:
-    """One step of an engine: `sequences` decoded with `kv_tokens` in their caches, or `prefill_tokens` computed."""
+    """One step of an engine: `sequences` sampled a token each with `kv_tokens` in their caches, and `prefill_tokens` of
+    prompts were computed for it."""
 
     seconds: float
     sequences: int = 0
@@ -34,7 +36,8 @@ class EngineStep:
 
 
 def fit_engine(steps: Sequence[EngineStep]) -> dict[str, float]:
-    """The linear model that comes nearest to the steps, each by its relative error; no part of it is negative.
+    """The linear model that comes nearest to the steps, each by its relative error; no part of it is negative. What a
+    prefill costs is what a step takes longer for it: in the embedded engine prompts are computed beside others' tokens.
 
     Raises:
         ValueError: there are not steps of three different sizes, or no prefills of two.
@@ -43,10 +46,13 @@ def fit_engine(steps: Sequence[EngineStep]) -> dict[str, float]:
     prefills = [s for s in steps if s.prefill_tokens]
     if len({(s.sequences, s.kv_tokens) for s in decodes}) < 3 or len({s.prefill_tokens for s in prefills}) < 2:
         raise ValueError("to tell the parts of a step apart, give steps of different sizes")
-    base, per_sequence, per_kv = non_negative(
-        [[1.0, s.sequences, s.kv_tokens] for s in decodes], [s.seconds for s in decodes]
+    base, per_sequence, per_kv, prefill_base, per_token = non_negative(
+        [
+            [float(s.sequences > 0), s.sequences, s.kv_tokens, float(s.prefill_tokens > 0), s.prefill_tokens]
+            for s in steps
+        ],
+        [s.seconds for s in steps],
     )
-    prefill_base, per_token = non_negative([[1.0, s.prefill_tokens] for s in prefills], [s.seconds for s in prefills])
     return {
         "decode_base": base,
         "decode_per_sequence": per_sequence,
@@ -56,28 +62,30 @@ def fit_engine(steps: Sequence[EngineStep]) -> dict[str, float]:
     }
 
 
-def fit_trainer(run: Path) -> dict[str, float]:
+def fit_trainer(run: Path, again: Mapping[int, Mapping[str, float]] | None = None) -> dict[str, float]:
     """What a run's own `metrics.jsonl` and `rollouts/` say of its trainer: each step's answers are packed as they were,
     and its times divided between their tokens and their micro-batches.
+
+    Args:
+        again: by step, `time/update` and `time/proximal` of the same batches trained in other circumstances, which then
+            take the place of the run's own.
 
     Raises:
         UserError: there is no run, it kept no rollouts, or it has too few steps.
     """
-    directory = RunDirectory(run)
-    if not directory.metrics.is_file():
-        raise UserError(f"{run} holds no metrics.jsonl: it is not a run directory")
+    directory, rows = RunDirectory(run), _rows(run)[FIRST_STEPS:]
     settings = load_settings(directory.config)
-    rows = read_metrics(directory.metrics)[FIRST_STEPS:]
     steps = [(row, _work_of(directory.rollout_file(int(row["step"])), settings)) for row in rows]
     if len(steps) < 3:
         raise UserError(f"{run} has {len(rows) + FIRST_STEPS} steps; give a run of {FIRST_STEPS + 3} or more")
     columns, seconds = [], []
     for row, (trained, forwarded) in steps:
+        times = row if again is None else again[int(row["step"])]
         for name, work in (("time/update", trained), ("time/proximal", forwarded)):
             if work.tokens:
                 training = name == "time/update"
                 columns.append([work.tokens * training, work.tokens * (not training), work.micro_batches])
-                seconds.append(float(row[name]))
+                seconds.append(float(times[name]))
     per_token, forward, per_micro_batch = non_negative(columns, seconds)
     beside = ("time/wait_for_batch", "time/proximal", "time/update", "time/publish")
     return {
@@ -93,16 +101,56 @@ def fit_trainer(run: Path) -> dict[str, float]:
 
 
 def learnt_share(run: Path) -> float:
-    """The share of a run's groups from which there was something to learn: `simulate.learnt`.
+    """The share of a run's tokens that are in groups from which there was something to learn: `simulate.learnt`. By
+    tokens, since groups whose answers are all right, or all wrong, are not as long as the others.
 
     Raises:
         UserError: it kept no rollouts.
     """
-    files = sorted(RunDirectory(run).rollouts.glob("*.jsonl"))
-    groups = [group for file in files for group in _groups(file)]
-    if not groups:
-        raise UserError(f"{run}: no rollouts in it; its settings need observe.rollouts = true")
-    return statistics.fmean(any(_learnt(t) for t in group["trajectories"]) for group in groups)
+    groups = _all_groups(run)
+    tokens = [sum(_lengths(group, learnt_only=False)) for group in groups]
+    learnt = [any(_learnt(t) for t in group["trajectories"]) for group in groups]
+    return sum(n for n, counts in zip(tokens, learnt, strict=True) if counts) / max(sum(tokens), 1)
+
+
+def prompt_tokens(run: Path) -> int:
+    """The mean length of a run's prompts: `simulate.prompt_tokens`.
+
+    Raises:
+        UserError: it kept no rollouts.
+    """
+    return max(1, round(statistics.fmean(len(group["prompt_ids"]) for group in _all_groups(run))))
+
+
+def prompt_share(run: Path) -> float:
+    """How much of the variance of a run's answer lengths is the prompts': `simulate.lengths.prompt_share`. Of the ranks
+    among all answers, as quantiles of a normal; an analysis of variance with the groups as the factor.
+
+    Raises:
+        UserError: it kept no rollouts.
+    """
+    groups = [[len(t["output_ids"]) for t in group["trajectories"]] for group in _all_groups(run)]
+    lengths = np.asarray([n for group in groups for n in group], np.float64)
+    size = len(lengths) / len(groups)
+    if len(groups) < 2 or size <= 1:
+        return 0.0
+    rank = np.searchsorted(np.sort(lengths), lengths, side="left") + np.searchsorted(np.sort(lengths), lengths, "right")
+    normal = iter([NormalDist().inv_cdf(r / 2 / len(lengths)) for r in rank.tolist()])
+    scores = [[next(normal) for _ in group] for group in groups]
+    within = sum(float(np.var(group)) * len(group) for group in scores) / (len(lengths) - len(groups))
+    between = float(np.var([float(np.mean(group)) for group in scores], ddof=1)) - within / size
+    total = between + within
+    return min(1.0, max(0.0, between / total)) if total > 0 else 0.0
+
+
+def verdict_seconds(run: Path) -> float:
+    """What a verdict took on a run, waiting for the verifier included, in the mean: `simulate.reward_seconds`.
+
+    Raises:
+        UserError: there is no run.
+    """
+    row = _rows(run)[-1]
+    return float(row.get("reward_service/seconds_mean", 0.0)) + float(row.get("reward_service/queue_seconds_mean", 0.0))
 
 
 def non_negative(columns: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
@@ -144,7 +192,7 @@ def _work_of(file: Path, settings: Settings) -> tuple[_Work, _Work]:
     trained, forwarded, first = _Work(), _Work(), True
     ends = [len(groups) * i // count for i in range(count + 1)]
     for start, end in itertools.pairwise(ends):
-        answers = [t for group in groups[start:end] for t in _lengths(group, everything)]
+        answers = [t for group in groups[start:end] for t in _lengths(group, learnt_only=not everything)]
         if not answers:
             continue
         work = _Work(sum(answers), len(pack(answers, settings.trainer.token_budget)))
@@ -155,11 +203,26 @@ def _work_of(file: Path, settings: Settings) -> tuple[_Work, _Work]:
     return trained, forwarded
 
 
-def _lengths(group: dict[str, Any], everything: bool) -> list[int]:
+def _lengths(group: dict[str, Any], learnt_only: bool) -> list[int]:
     """Of the sequences that go through the model; nothing is predicted from their last token."""
     prompt = len(group["prompt_ids"])
-    answers = [t for t in group["trajectories"] if (everything and t["reward"] is not None) or _learnt(t)]
+    answers = [t for t in group["trajectories"] if _learnt(t) or (not learnt_only and t["reward"] is not None)]
     return [prompt + len(t["output_ids"]) - 1 for t in answers]
+
+
+def _rows(run: Path) -> list[dict[str, Any]]:
+    metrics = RunDirectory(run).metrics
+    if not metrics.is_file() or not (rows := read_metrics(metrics)):
+        raise UserError(f"{run} holds no metrics.jsonl: it is not a run directory")
+    return rows
+
+
+def _all_groups(run: Path) -> list[dict[str, Any]]:
+    files = sorted(RunDirectory(run).rollouts.glob("*.jsonl"))
+    groups = [group for file in files for group in _groups(file)]
+    if not groups:
+        raise UserError(f"{run}: no rollouts in it; its settings need observe.rollouts = true")
+    return groups
 
 
 def _learnt(trajectory: dict[str, Any]) -> bool:

@@ -36,7 +36,7 @@ class EngineTimes(Protocol):
 
     def decode(self, sequences: int) -> tuple[float, float]: ...
 
-    def prefill_seconds(self, tokens: int, pairs: float = 0.0) -> float: ...
+    def prefill_seconds(self, tokens: int, pairs: float = 0.0, answers: int = 0) -> float: ...
 
     def update_seconds(self) -> float: ...
 
@@ -247,11 +247,11 @@ class SimulatedEngine:
             self._enter("paused", at)
             return
         work = self._seats.admit(admit_new=not self._updates)
-        if work.tokens:
-            seconds = self._times.prefill_seconds(work.tokens, work.pairs)
+        seconds = self._times.prefill_seconds(work.tokens, work.pairs, work.fresh)
+        if work.tokens or seconds:
             self.usage.prefilled_tokens += work.tokens
             self.usage.recomputed_tokens += work.again
-            self.usage.recompute += seconds * work.again / work.tokens
+            self.usage.recompute += seconds * work.again / max(work.tokens, 1)
             self._enter("prefill", at, seconds)
             return
         if not self._seats.running:

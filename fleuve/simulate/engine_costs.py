@@ -86,22 +86,24 @@ class EngineCosts:
             per_kv = measured.decode_per_kv_token
         return base + each * sequences, per_kv
 
-    def prefill_seconds(self, tokens: int, pairs: float = 0.0) -> float:
+    def prefill_seconds(self, tokens: int, pairs: float = 0.0, answers: int = 0) -> float:
         """Computing `tokens` new entries of the KV cache (of a prompt, or again after new weights or a preemption).
 
         Args:
             pairs: of queries and the keys they see, over all sequences: L²/2 for each that is computed from nothing.
+            answers: that are new to the engine.
         """
+        requests = (self.measured.per_answer or 0.0) * answers
         if tokens <= 0:
-            return 0.0
+            return requests
         if self.measured.prefill_per_token is not None:
-            return (self.measured.prefill_base or 0.0) + self.measured.prefill_per_token * tokens
+            return requests + (self.measured.prefill_base or 0.0) + self.measured.prefill_per_token * tokens
         chunks = -(-tokens // self.prefill_tokens)
         flops = self._peak * self.costs.prefill_flops_share
         arithmetic = self.shape.forward_flops(tokens, pairs) / self.devices / flops
         weights = chunks * self.shape.active_parameters * BYTES[self.dtype] / self.devices / self._bandwidth
         latency = chunks * (self.costs.decode_overhead + self._allreduce(0))
-        return latency + max(arithmetic, weights) + self._allreduce_traffic(tokens)
+        return requests + latency + max(arithmetic, weights) + self._allreduce_traffic(tokens)
 
     def update_seconds(self) -> float:
         """Loading one version of the weights: each device takes its share over the network, all at the same time."""

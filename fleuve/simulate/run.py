@@ -23,6 +23,7 @@ from fleuve.simulate.lengths import open_lengths
 from fleuve.simulate.recorder import Recorder
 from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.rewarder import SimulatedRewarder
+from fleuve.simulate.seats import ADMIT_ROOM
 from fleuve.simulate.source import SimulatedSource, prompt_and_sample
 from fleuve.simulate.trainer import SimulatedTrainer
 from fleuve.simulate.trainer_costs import TrainerCosts
@@ -93,7 +94,11 @@ async def _run(settings: Settings, trace: Trace | None, progress: Callable[[int]
         tokens = draw(*prompt_and_sample(request))
         return tokens if tokens < longest else longest + 1  # it was cut off
 
-    engines = [SimulatedEngine(f"worker-{i}", engine_costs, length) for i in range(layout_of(settings).engines)]
+    room = min(ADMIT_ROOM, longest)  # an answer never needs more
+    engines = [
+        SimulatedEngine(f"worker-{i}", engine_costs, length, admit_room=room)
+        for i in range(layout_of(settings).engines)
+    ]
     trainer = SimulatedTrainer(
         TrainerCosts.of(settings),
         settings.trainer.minibatches,

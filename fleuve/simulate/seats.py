@@ -51,11 +51,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A prefill: `tokens` to compute, `again` of which were computed before, that attend to `pairs` of positions."""
+    """A prefill: `tokens` to compute, `again` of which were computed before, that attend to `pairs` of positions, for
+    `fresh` answers that begin with it, and others."""
 
     tokens: int = 0
     again: int = 0
     pairs: float = 0.0
+    fresh: int = 0
 
 
 class Seats:
@@ -104,7 +106,7 @@ class Seats:
 
         Args: `admit_new` False lets only those in that had begun.
         """
-        tokens = again = 0
+        tokens = again = fresh = 0
         pairs = 0.0
         stale: set[int] = set()
         if self._stale:
@@ -126,8 +128,9 @@ class Seats:
             tokens, pairs = _add(tokens, pairs, shared, answer.tokens)
             if answer.done:
                 again += tokens - before
+            fresh += not answer.interruptions and not answer.done
             self._take(answer)
-        return Work(tokens, again, pairs)
+        return Work(tokens, again, pairs, fresh)
 
     def advance(self, steps: int) -> None:
         """The running answers sampled a token each in `steps` steps."""

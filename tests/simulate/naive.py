@@ -142,7 +142,7 @@ class NaiveEngine:
         return sum(i.cached for i in self.seated)
 
     async def prefill(self, admit_new: bool) -> bool:
-        tokens, pairs = 0, 0.0
+        tokens, pairs, fresh = 0, 0.0, 0
         prompts: set[int] = {id(i.request.input_ids) for i in self.seated if i.cached}
         todo = [i for i in self.seated if not i.cached]
         for item in self.items:
@@ -155,6 +155,7 @@ class NaiveEngine:
             if not admit_new and not item.versions:
                 break
             item.seated = True
+            fresh += not item.interruptions and not item.versions
             todo.append(item)
         for item in todo:
             shared = len(item.request.input_ids) if id(item.request.input_ids) in prompts else 0
@@ -165,9 +166,9 @@ class NaiveEngine:
                 self.recomputed += item.tokens - shared
             item.cached = item.tokens
         self.prefilled += tokens
-        if not tokens:
+        if not tokens and not fresh:
             return False
-        await asyncio.sleep(self.times.prefill_seconds(tokens, pairs))
+        await asyncio.sleep(self.times.prefill_seconds(tokens, pairs, fresh))
         return True
 
     def end(self, item: Item, reason: str) -> None:

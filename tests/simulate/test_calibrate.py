@@ -16,7 +16,17 @@ from fleuve.config.loader import dump_settings
 from fleuve.config.settings import Settings
 from fleuve.config.simulation import MeasuredSettings
 from fleuve.errors import UserError
-from fleuve.simulate.calibrate import EngineStep, fit_engine, fit_trainer, learnt_share, non_negative
+from fleuve.simulate.calibrate import (
+    EngineStep,
+    fit_engine,
+    fit_trainer,
+    learnt_share,
+    non_negative,
+    prompt_share,
+    prompt_tokens,
+    verdict_seconds,
+)
+from fleuve.simulate.lengths import Lognormal
 from fleuve.simulate.trainer_costs import TrainerCosts
 
 constants = st.floats(1e-6, 1e-1)
@@ -38,6 +48,15 @@ def test_an_engines_steps_give_back_what_they_were_made_of(
         assert predicted + found["decode_per_kv_token"] * step.kv_tokens == pytest.approx(step.seconds, rel=1e-5)
     assert found["prefill_base"] + found["prefill_per_token"] * 100 == pytest.approx(prefill + token * 100, rel=1e-5)
     MeasuredSettings.model_validate(found)
+
+
+def test_a_prefill_costs_what_a_step_takes_longer_for_it() -> None:
+    """The embedded engine computes prompts beside others' tokens, and samples the first token in the same step."""
+    steps = [EngineStep(0.002 + 1e-4 * n + 1e-6 * k, n, k) for n in (1, 8) for k in (100, 1000)]
+    steps += [EngineStep(0.002 + 1e-4 * n + 1e-6 * 100 + 5e-5 * t, n, 100, t) for n in (1, 8) for t in (16, 4096)]
+    found = fit_engine(steps)
+    assert (found["prefill_base"], found["prefill_per_token"]) == pytest.approx((0.0, 5e-5), abs=1e-9)
+    assert found["decode_base"] == pytest.approx(0.002)
 
 
 def test_no_constant_is_negative_where_noise_would_make_it_so() -> None:
@@ -94,12 +113,50 @@ def test_a_runs_trainer_gives_back_what_its_times_were_made_of(tmp_path: Path) -
     run_directory(tmp_path, settings, steps=6)
     found = fit_trainer(tmp_path)
     assert found == pytest.approx(measured | {"publish": 0.02, "update": 0.03}, rel=1e-6)
-    assert learnt_share(tmp_path) == pytest.approx(10 / 16)
+    assert prompt_tokens(tmp_path) == 11
     MeasuredSettings.model_validate(found)
 
 
+def test_times_of_the_same_batches_made_again_take_the_place_of_the_runs(tmp_path: Path) -> None:
+    settings = cluster("builtin:small", trainer={"minibatches": 2})
+    run_directory(tmp_path, settings, steps=6)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    again = {row["step"]: {name: row[name] / 2 for name in ("time/update", "time/proximal")} for row in rows}
+    own, other = fit_trainer(tmp_path), fit_trainer(tmp_path, again)
+    parts = ("train_per_token", "forward_per_token", "train_per_micro_batch")
+    assert [other[name] for name in parts] == pytest.approx([own[name] / 2 for name in parts])
+    assert [other[name] for name in ("step", "publish", "update")] == [own[n] for n in ("step", "publish", "update")]
+
+
+def group_of(lengths: list[int], advantage: float = 1.0) -> str:
+    answers = [{"output_ids": [1] * n, "advantage": advantage, "reward": 1.0} for n in lengths]
+    return json.dumps({"prompt_ids": [1] * 10, "trajectories": answers})
+
+
+def test_what_is_learnt_from_counts_by_its_tokens(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    lines = [group_of([31, 31]), group_of([11, 11], advantage=0.0)]
+    (tmp_path / "rollouts" / "step-000001.jsonl").write_text("\n".join(lines))
+    assert learnt_share(tmp_path) == pytest.approx(40 / 60)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8])
+def test_a_runs_answers_give_back_what_part_of_their_lengths_is_the_prompts(tmp_path: Path, share: float) -> None:
+    draw = Lognormal(mean=40, sigma=0.9, longest=256, prompt_share=share).draw
+    lines = [group_of([draw(str(prompt), sample) for sample in range(8)]) for prompt in range(600)]
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step-000001.jsonl").write_text("\n".join(lines))
+    assert prompt_share(tmp_path) == pytest.approx(share, abs=0.05)
+
+
+def test_a_verdict_takes_its_check_and_the_wait_for_it(tmp_path: Path) -> None:
+    rows = [{"reward_service/seconds_mean": s, "reward_service/queue_seconds_mean": s / 4} for s in (8.0, 0.004)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert verdict_seconds(tmp_path) == pytest.approx(0.005)
+
+
 def test_what_is_no_run_is_one_line(tmp_path: Path) -> None:
-    for fit in (fit_trainer, learnt_share):
+    for fit in (fit_trainer, learnt_share, prompt_share, verdict_seconds):
         with pytest.raises(UserError) as error:
             fit(tmp_path)
         assert "\n" not in str(error.value)

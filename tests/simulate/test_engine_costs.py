@@ -111,11 +111,14 @@ def test_what_was_measured_replaces_the_model() -> None:
         "decode_per_kv_token": 1e-6,
         "prefill_base": 0.5,
         "prefill_per_token": 1e-4,
+        "per_answer": 0.002,
         "update": 0.25,
     }
     costs = engine(measured=measured)
     assert costs.decode(8) == pytest.approx((0.01 + 8 * 0.001, 1e-6))
     assert costs.prefill_seconds(100, pairs=1e9) == pytest.approx(0.5 + 0.01)
+    assert costs.prefill_seconds(100, pairs=1e9, answers=3) == pytest.approx(0.5 + 0.01 + 0.006)
+    assert costs.prefill_seconds(0, answers=3) == pytest.approx(0.006)  # prompts that are in the cache
     assert costs.update_seconds() == 0.25
 
 

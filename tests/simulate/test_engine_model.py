@@ -33,8 +33,8 @@ class Times:
     def decode(self, sequences: int) -> tuple[float, float]:
         return 1 / 32 + sequences / 1024, 1 / 4096
 
-    def prefill_seconds(self, tokens: int, pairs: float = 0.0) -> float:
-        return tokens / 256 + pairs / 2048
+    def prefill_seconds(self, tokens: int, pairs: float = 0.0, answers: int = 0) -> float:
+        return tokens / 256 + pairs / 2048 + answers / 64
 
     def update_seconds(self) -> float:
         return 0.25
@@ -162,12 +162,12 @@ def alone(main: Callable[[SimulatedEngine], Any], times: Times, lengths: Callabl
     return run_virtual(run())
 
 
-def test_an_answer_costs_its_prefill_and_its_steps() -> None:
+def test_an_answer_costs_its_request_its_prefill_and_its_steps() -> None:
     async def main(engine: SimulatedEngine) -> float:
         await engine.generate(request("a", [0] * 8))
         return asyncio.get_running_loop().time()
 
-    prefill = 8 / 256 + 32 / 2048
+    prefill = 8 / 256 + 32 / 2048 + 1 / 64
     steps = sum(1 / 32 + 1 / 1024 + (8 + step) / 4096 for step in range(10))
     assert alone(main, Times(), lambda _: 10) == prefill + steps
 
