@@ -92,6 +92,21 @@ def is_rounding(text: str, exact: Fraction) -> bool:
     return bool(abs(Fraction(text.replace(",", "").lstrip("+")) - exact) * 2 <= Fraction(1, 10**places))
 
 
+def is_near(text: str, exact: Fraction) -> bool:
+    """Whether a number of any form may be given for what `exact` is approximately: it is that, rounded or cut off at
+    its last digit that is not 0, or less than a hundredth away."""
+    given = value(text)
+    if given is None:
+        return False
+    digits = re.fullmatch(r"[-+]?[\d,]*?(0*)(?:\.(\d*))?", text)
+    unit = Fraction(0)
+    if digits is not None:
+        unit = Fraction(1, 10 ** len(digits[2])) if digits[2] else Fraction(10 ** len(digits[1]))
+    away = abs(given - exact)
+    cut_off = given != 0 and abs(given) < abs(exact) and away < unit
+    return cut_off or away * 2 <= unit or away * 100 < abs(exact)
+
+
 def _decimal(text: str) -> Fraction:
     text = text.replace(",", "").replace(" ", "").lstrip("+")
     return Fraction(f"{text}0" if text.endswith(".") else text)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from fleuve.rewards.spelling import INVISIBLE
+
 TAIL = 8192
 """Characters at the end of a text that are looked at: a final answer stands at the end, whatever the length."""
 
@@ -39,7 +41,7 @@ def extract(text: str) -> str | None:
     >>> extract("2*3=6;6+1=7;#7")
     '7'
     """
-    text = text[-TAIL:]
+    text = INVISIBLE.sub("", text[-TAIL:])
     box = _last_box(text)
     if box is not None:
         return box
@@ -73,6 +75,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def reference(answer: str) -> str:
     r"""The reference answer of a row: extracted if it is a worked solution (`####`, `\boxed{}`), else all of it."""
+    answer = INVISIBLE.sub("", answer)
     if "####" in answer or "\\boxed" in answer:
         return extract(answer) or ""
     return answer.strip()

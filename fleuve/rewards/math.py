@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from fleuve.rewards.choices import choice, offered
-from fleuve.rewards.exact import is_decimal, is_rounding, may_round, value
+from fleuve.rewards.exact import is_decimal, is_near, is_rounding, may_round, value
 from fleuve.rewards.extraction import extract, reference
 from fleuve.rewards.intervals import looks_like_region, region
 from fleuve.rewards.spelling import key, tidy
@@ -102,8 +102,7 @@ def _same(given: str, wanted: str) -> bool:
     if len(split(given, "=")) > 1 or len(split(wanted, "=")) > 1:
         return _same_equation(given, wanted)
     if "\\approx" in given:
-        exact, _, rounded = given.partition("\\approx")
-        return _same((rounded if not exact.strip() or _NAME.fullmatch(exact.strip()) else exact).strip(), wanted)
+        return _same_approximation(given, wanted)
     rows, wanted_rows = matrix(given), matrix(wanted)
     if rows is not None or wanted_rows is not None:
         return (
@@ -148,6 +147,20 @@ def _same_region(given: str, wanted: str) -> bool:
     return same_in_some_order(
         [str(i) for i in range(len(left.pieces))], [str(i) for i in range(len(right.pieces))], same
     )
+
+
+def _same_approximation(given: str, wanted: str) -> bool:
+    r"""`x \approx 3.14` against 3.14, `\frac13 \approx 0.33` against 1/3: the exact side counts, and the other must be
+    it, rounded."""
+    exact, _, rounded = (part.strip() for part in given.partition("\\approx"))
+    if not exact or (_NAME.fullmatch(exact) and exact != "\\pi"):
+        return _same(rounded, wanted)
+    if value(rounded) is not None:
+        number = value(exact)
+        number = numeric(exact) if number is None else number
+        if number is not None and not is_near(rounded, number):
+            return False
+    return _same(exact, wanted)
 
 
 def _same_equation(given: str, wanted: str) -> bool:

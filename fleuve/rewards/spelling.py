@@ -44,6 +44,9 @@ _UNICODE = str.maketrans(
         "\u202f": " ",
     }
 )
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
+"""Characters of no width, which text that was copied has between others: no part of an answer."""
+
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))|(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)")
 _TEXT = re.compile(
     r"\\(text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm)\s*\{([^{}]*)\}"
@@ -108,7 +111,7 @@ def tidy(answer: str) -> str:
     >>> tidy(r"$\left( \dfrac12,\; 1{,}000\text{ cm} \right)$.")
     '( \\frac{1}{2}, 1,000\\text{cm} )'
     """
-    text = _undelimited(answer)
+    text = _undelimited(INVISIBLE.sub("", answer))
     text = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2] or m[3] or ''}}}", text.translate(_UNICODE))
     text = _TEXT.sub(_words, text)
     text = _GROUP.sub(lambda m: re.sub(r"\D", "", m[0]), text)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -31,6 +31,8 @@ POINTS = (
     ("1787/1019", "709/1117", "1877/1217", "1129/1307", "1493/1427", "2003/1531", "1231/1613", "947/1723"),
 )
 """Values for up to eight variables: positive, so that roots and logarithms of them are real."""
+SIGNS = ((-1,) * 8, (-1, 1) * 4, (1, -1) * 4)
+"""Of variables, where both expressions are real then: `|x|` is not `x`."""
 _TINY = 1e-100
 
 # Evaluated while parsing, or by operations that the weight of a tree does not bound.
@@ -51,7 +53,9 @@ def equal_symbolically(given: str, wanted: str) -> bool:
         names = _names(left, right)
         agree = [_agree(_at(left, names, point), _at(right, names, point)) for point in POINTS[: 3 if names else 1]]
         if None not in agree:
-            return all(agree)
+            return all(agree) and _agree_below_zero(left, right, names)
+        if _high(left) or _high(right):
+            return False  # the library would expand it
         return bool(_library().verify([right], [left], timeout_seconds=None))
     except MemoryError:
         raise
@@ -72,11 +76,61 @@ def equal_equations(given: tuple[str, str], wanted: tuple[str, str]) -> bool:
         if any(not (abs(a) > _TINY and abs(b) > _TINY) for a, b in values):
             return False
         first = values[0][0] / values[0][1]
-        return all(_agree(a / b, first) for a, b in values)
+        values += [pair for pair in _below_zero(one, other, names) if abs(pair[0]) > _TINY or abs(pair[1]) > _TINY]
+        return all(abs(b) > _TINY and _agree(a / b, first) for a, b in values)
     except MemoryError:
         raise
     except Exception:
         return False
+
+
+def _agree_below_zero(one: Any, other: Any, names: Sequence[str]) -> bool:
+    return all(_agree(a, b) is not False for a, b in _below_zero(one, other, names))
+
+
+def _below_zero(one: Any, other: Any, names: Sequence[str]) -> Iterator[tuple[Any, Any]]:
+    """The values of two expressions with some variables negative, where both are real in all their parts: roots of what
+    is negative are not, and whoever writes them takes the variables for positive."""
+    symbols = [symbol for tree in (one, other) for symbol in tree.free_symbols]
+    if not names or all(tree.is_rational_function(*symbols) for tree in (one, other)):
+        return  # equal for positive numbers, equal for all
+    seen = set[tuple[int, ...]]()
+    for pattern in SIGNS:
+        signs = pattern[: len(names)]
+        if min(signs) > 0 or signs in seen:
+            continue
+        seen.add(signs)
+        point = tuple(f"{'-' * (sign < 0)}{size}" for sign, size in zip(signs, POINTS[0], strict=False))
+        if _real(one, names, point) and _real(other, names, point):
+            yield _at(one, names, point), _at(other, names, point)
+
+
+def _real(tree: Any, names: Sequence[str], point: tuple[str, ...]) -> bool:
+    """Whether an expression has a real value there, and so have all roots and logarithms in it."""
+    sympy = _sympy()
+    for part in sympy.preorder_traversal(tree):
+        inner = None
+        if part.is_Pow and not part.exp.is_Integer:
+            inner = part.base
+        elif isinstance(part, sympy.log):
+            inner = part.args[0]
+        if inner is not None and inner != sympy.E:
+            value = _at(inner, names, point)
+            if not (value.is_real and value >= 0):
+                return False
+    return bool(_at(tree, names, point).is_real)
+
+
+def _high(tree: Any) -> bool:
+    """Whether there is a sum to a power in it that is too high to be expanded."""
+    sympy = _sympy()
+    return any(
+        part.base.has(sympy.Add)
+        and part.free_symbols
+        and part.exp.is_number
+        and not (part.exp.is_Rational and abs(part.exp) <= MAX_POWER)
+        for part in tree.atoms(sympy.Pow)
+    )
 
 
 def numeric(text: str) -> Fraction | None:
@@ -158,8 +212,6 @@ def _bits(tree: Any) -> float:
             size = abs(float(exponent))
         else:
             size = 2.0 ** min(inner[-1], 64.0) if exponent.is_number and not exponent.is_Atom else 8.0
-        if isinstance(tree, sympy.Pow) and tree.args[0].has(sympy.Add) and tree.free_symbols and size > MAX_POWER:
-            return math.inf
         return float(max(base, base * size))
     if tree.func.__name__ in ("factorial", "factorial2", "gamma", "binomial", "subfactorial"):
         size = 2.0 ** min(max(inner), 64.0)

@@ -50,7 +50,8 @@ _KNOWN = {word: unit for unit, words in _SPELLINGS.items() for word in words.spl
 _NO_UNITS = """
     and or not to than pi thousand million billion trillion hundred dozen half squared cubed factorial times plus minus
     over less least most fewer between mod modulo base if when else otherwise undefined infinity none no only root power
-    approximately about choose where for all any
+    approximately about choose where for all any maybe perhaps possibly probably likely either neither nor but wait
+    alternatively instead also both correct incorrect wrong right answer guess unsure
 """
 _NOT_UNITS = frozenset(_NO_UNITS.split())
 _MAX_WORDS = 6
@@ -74,7 +75,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         body, tail = text[: match.start()].rstrip(), text[match.start() :]
         if tail.startswith("^") and _ANGLE.search(body):
             break
-        if body and _UNIT.fullmatch(tail) and (unit := _unit(tail)) is not None:
+        if body and _UNIT.fullmatch(tail) and not _aside(tail) and (unit := _unit(tail)) is not None:
             return body.removesuffix("\\cdot").rstrip(), unit
         break
     if bare := _BARE.search(text):
@@ -89,6 +90,14 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 def conflict(one: Unit | None, other: Unit | None) -> bool:
     """Whether both are known and differ."""
     return bool(one) and bool(other) and one != other
+
+
+def _aside(tail: str) -> bool:
+    """Whether there is a second answer among the words, or a remark: a number, a question, something in brackets."""
+    words = " ".join(re.findall(r"\\text\{([^{}]*)\}", tail))
+    brackets = re.findall(r"\(([^()]*)\)", words)
+    known = all(word.lower() in _KNOWN or word in ("s", "es") for text in brackets for word in text.split() or "?")
+    return not known or re.search(r"(?<![a-zA-Z])\d|\?", words) is not None
 
 
 def _unit(tail: str) -> Unit | None:

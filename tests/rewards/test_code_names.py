@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from fleuve.config.settings import DataSettings
+from fleuve.data.rows import Row
+from fleuve.data.verified import check_verified
 from fleuve.errors import UserError
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.rows import Functions
@@ -149,6 +152,12 @@ def test_a_completion_has_one_name_and_the_rest_must_be_there() -> None:
         read_tests(row | {"prompt": "Write f."})
     assert isinstance(read_tests(row | {"prompt": "def close(a, b): return a == b\ndef f(x):\n"}), Functions)
     assert isinstance(read_tests(row | {"entry_point": ["f", "close"]}), Functions)
+
+
+def test_the_preflight_names_the_place_of_such_a_row() -> None:
+    row = Row("problems.jsonl:7", {"prompt": "?", "tests": ["assert same(f(2), 1.5)"]})
+    with pytest.raises(UserError, match=r"problems\.jsonl:7: .*they use 'f' together with 'same'"):
+        check_verified(row, DataSettings(train="x", verifier="code"))
 
 
 def test_the_row_can_say_that_several_names_are_the_programs(verifier: CodeVerifier) -> None:
