@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,14 @@ CALIBRATION = ["--seed", "1"]
 ONE_TOKEN = ["--control.max_staleness", "0", "--rollout.max_new_tokens", "1"]
 """One batch at a time of answers of one token: what the trainer waits for is all that they cost beside their tokens."""
 
-COMPARED = ("seconds_per_step", "tokens_per_second", "staleness_mean", "wait_share")
+FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "seconds_per_step": ("seconds a step", "{:.2f}".format),
+    "tokens_per_second": ("trained tokens a second", "{:,.0f}".format),
+    "staleness_mean": ("staleness, mean", "{:.2f}".format),
+    "wait_share": ("trainer waits", "{:.0%}".format),
+}
+DOCS = Path(__file__).parents[1] / "docs" / "simulator.md"
+BEGIN, END = "<!-- prediction: begin -->", "<!-- prediction: end -->"
 
 
 class Calibration:
@@ -125,6 +133,19 @@ def off_by(predicted: float, measured: float) -> float:
     return predicted / measured - 1 if measured else float(predicted != 0)
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For the documentation: a line a figure, but for those that are nought and were predicted so."""
+    lines = ["| system | figure | predicted | measured (from, to) | off by |", "|---|---|---|---|---|"]
+    for row in rows:
+        if "measured" in row and (row["measured"] or row["predicted"]):
+            show = FIGURES[row["figure"]][1]
+            off = f"{row['off_by']:+.0%}" if "off_by" in row else ""
+            spread_ = f"{show(row['measured'])} ({show(row['measured_min'])}, {show(row['measured_max'])})"
+            name = FIGURES[row["figure"]][0]
+            lines.append(f"| {row['system']} | {name} | {show(row['predicted'])} | {spread_} | {off} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="examples/quickstart.toml")
@@ -132,7 +153,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rounds", type=int)
     args = parser.parse_args()
-    steps, warmup = args.steps or (10 if args.quick else 40), 4 if args.quick else 8
+    steps, warmup = args.steps or (8 if args.quick else 32), 4 if args.quick else 8
     names = QUICK if args.quick else list(SYSTEMS)
     with tempfile.TemporaryDirectory() as scratch:
         calibration = Calibration(args.config, Path(scratch), args.quick)
@@ -144,7 +165,7 @@ def main() -> None:
             measured[name].append(run(args.config, SYSTEMS[name], steps, warmup))
     rows: list[dict[str, Any]] = []
     for name in names:
-        for figure in COMPARED:
+        for figure in FIGURES:
             runs = spread([r[figure] for r in measured[name]])
             row = {"system": name, "figure": figure, "predicted": predicted[name][figure], "measured": runs["median"]}
             row |= {"measured_min": runs["min"], "measured_max": runs["max"]}
@@ -156,7 +177,7 @@ def main() -> None:
         rows += [{"system": name, "figure": f"{key}, µs", "calibrated": 1e6 * v} for key, v in constants.items()]
     errors = {
         figure: max(abs(row["off_by"]) for row in rows if row["figure"] == figure)
-        for figure in COMPARED
+        for figure in FIGURES
         if figure != "wait_share"
     }
     headline = {
@@ -164,6 +185,9 @@ def main() -> None:
         **{f"worst_{figure}": error for figure, error in errors.items()},
         "counted_steps": steps - warmup,
     }
+    if not args.quick:
+        before, rest = DOCS.read_text(encoding="utf-8").split(BEGIN)
+        DOCS.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
     report("prediction", headline, rows)
 
 
