@@ -48,7 +48,7 @@ async def ask(rewards: RewardPool, expression: str) -> float:
 
 
 async def test_a_worker_is_replaced_without_loading_the_verifiers_again(tmp_path: Path) -> None:
-    (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(2)\ndef f(text, answer, row): return 1.0\n")
+    (tmp_path / "slow_to_load.py").write_text("import time\ntime.sleep(1)\ndef f(text, answer, row): return 1.0\n")
     name = "slow_to_load:f"
     async with RewardPool(RewardSettings(), verifiers=[name]) as rewards:
         seconds = []
