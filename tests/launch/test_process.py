@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -126,16 +126,30 @@ async def test_fifty_servers_at_once_each_get_their_own_port(tmp_path: Path) -> 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_children_and_grandchildren_end_with_their_parent(tmp_path: Path, end: signal.Signals) -> None:
     """Pitfall 25. One grandchild is stuck in a C call that holds the interpreter lock; one child has a clean-up."""
+    end_family(tmp_path, end)
+
+
+def test_children_that_are_stopped_end_with_their_parent_and_clean_up_all_the_same(tmp_path: Path) -> None:
+    end_family(tmp_path, signal.SIGKILL, stopped=["with-clean-up", "without"])
+
+
+def end_family(tmp_path: Path, end: signal.Signals, stopped: Sequence[str] = ()) -> None:
     options = json.dumps({"role": "family", "directory": str(tmp_path)})
     parent = subprocess.Popen([sys.executable, "-m", "launch_children", options], env=os.environ | ENV, cwd=tmp_path)
     names = ["with-clean-up", "with-clean-up.leaf", "without", "without.leaf"]
     try:
         wait_until(lambda: all((tmp_path / f"{name}.pid").exists() for name in names), 60)
+        for name in stopped:
+            os.kill(int((tmp_path / f"{name}.pid").read_text()), signal.SIGSTOP)
     finally:
         parent.send_signal(end)
         parent.wait(20)
     pids = [int((tmp_path / f"{name}.pid").read_text()) for name in names]
-    wait_until(lambda: not any(running(pid) for pid in pids), 10)
+    try:
+        wait_until(lambda: not any(running(pid) for pid in pids), 10)
+    finally:
+        for pid in filter(running, pids):
+            os.kill(pid, signal.SIGKILL)
     assert (tmp_path / "cleaned-up").exists()
 
 
