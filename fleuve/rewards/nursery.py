@@ -122,6 +122,7 @@ class Nursery:
                 pid, ended = await asked
         except TimeoutError:
             ours.close()
+            self.kill()  # it is stopped, or stuck: another takes over
             raise CrashError(f"no verifier process was forked within {timeout:g} s") from None
         except BaseException:
             ours.close()  # a worker that comes of it all the same reads its end and goes

@@ -12,7 +12,10 @@ import psutil
 import pytest
 
 from fleuve.config.settings import RewardSettings
+from fleuve.rewards.nursery import Nursery
 from fleuve.rewards.pool import RewardPool
+from fleuve.rewards.process import CrashError
+from fleuve.rewards.protocol import WorkerOptions
 from fleuve.types import Prompt
 
 HERE = Path(__file__).parent
@@ -165,3 +168,15 @@ async def test_a_queue_that_stays_full_ends_in_no_verdict() -> None:
         assert verdict.score is None
         assert "the queue of verifier processes was full for 0.5 s" in verdict.reason
         busy.cancel()
+
+
+async def test_a_nursery_that_is_stopped_is_given_up_for_another() -> None:
+    nursery = await Nursery.start(WorkerOptions(verifiers=(OBEY,), cpu_seconds=10.0, memory=2**32), 60.0)
+    try:
+        os.kill(nursery.pid, signal.SIGSTOP)
+        with pytest.raises(CrashError, match=r"no verifier process was forked within 0\.5 s"):
+            await nursery.fork(0.5)
+        async with asyncio.timeout(5):
+            await nursery.died
+    finally:
+        await nursery.end()
