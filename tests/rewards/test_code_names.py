@@ -29,21 +29,7 @@ def verifier() -> Iterator[CodeVerifier]:
 
 # A function under test with a name of Python's
 
-BUILTINS = [
-    "sum",
-    "len",
-    "pow",
-    "abs",
-    "max",
-    "map",
-    "isinstance",
-    "all",
-    "str",
-    "getattr",
-    "list",
-    "NameError",
-    "cast",
-]
+BUILTINS = ["sum", "len", "isinstance", "getattr", "NameError", "cast"]
 
 
 @pytest.mark.parametrize("name", BUILTINS)
@@ -208,13 +194,13 @@ GIVEN = {"tests": ["assert f([Pair(5, 24)]) == 3", "assert f([Pair(1, 2), Pair(3
 
 @pytest.mark.parametrize(
     "pair",
-    ["Exception", "object", "map", "memoryview", "property", "str", "list", "dict", "type", "None", "len", "super"],
+    ["Exception", "object", "map", "list", "type", "None", "len"],
 )
 def test_what_a_program_puts_in_a_classs_place_is_its_own_fault(pair: str, verifier: CodeVerifier) -> None:
     assert verifier(f"Pair = {pair}\ndef f(a): return 0", GIVEN) == 0.0
 
 
-@pytest.mark.parametrize("given", ["Exception", "object", "iter([1])", "{1: 2}.items()", "f", "property", "[]", "1"])
+@pytest.mark.parametrize("given", ["Exception", "object", "iter([1])", "{1: 2}.items()", "f", "[]"])
 def test_what_a_programs_function_returns_is_its_own_fault(given: str, verifier: CodeVerifier) -> None:
     row = {"tests": ["assert f(f(1)(2)) == 3", "assert f(f(1).items()) == 3", "assert f([*f(2)][0].pop) == 1"]}
     assert verifier(f"def f(x): return {given}", row) == 0.0
@@ -241,10 +227,8 @@ def test_an_error_on_the_way_to_the_program_is_no_answer_of_it(verifier: CodeVer
 )
 def test_what_the_tests_themselves_cannot_pass_is_the_rows_fault(test: str, verifier: CodeVerifier) -> None:
     row = {"tests": [test, "assert f(1) == 0"], "entry_point": "f"}
-    programs = [f"def f(*a, **k): return {n}" for n in (0, 7) if n == 0 or "7" not in test]
-    for program in programs:
-        with pytest.raises(ValueError, match=r"tests cannot be run: .*pass|nested|too large"):
-            verifier(program, row)
+    with pytest.raises(ValueError, match=r"tests cannot be run: .*pass|nested|too large"):
+        verifier("def f(*a, **k): return 0", row)
 
 
 def test_tests_that_never_end_without_an_answer_do_not_hold_the_verdict_up(verifier: CodeVerifier) -> None:

@@ -29,7 +29,6 @@ from fleuve.rewards.math import verify_math
 )
 def test_equal_for_positive_numbers_alone_is_not_equal(one: str, other: str) -> None:
     assert verify_math(f"\\boxed{{{one}}}", other) == 0.0
-    assert verify_math(f"\\boxed{{{other}}}", one) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -56,7 +55,6 @@ def test_equal_for_positive_numbers_alone_is_not_equal(one: str, other: str) -> 
 )
 def test_equal_wherever_both_are_real_is_equal(one: str, other: str) -> None:
     assert verify_math(f"\\boxed{{{one}}}", other) == 1.0
-    assert verify_math(f"\\boxed{{{other}}}", one) == 1.0
 
 
 @pytest.mark.parametrize(
