@@ -79,6 +79,13 @@ class Checkpoints:
             raise
         return path
 
+    def tidy(self) -> None:
+        """Remove what a process that was killed has left half-made. For who holds the run directory, before `save`."""
+        for path in self._directory.iterdir():
+            unmarked = _NAME.fullmatch(path.name) and not (path / COMMITTED).exists()
+            if unmarked or path.name.endswith(PART):
+                self._files.remove(path)
+
     def oldest_record(self) -> int:
         """The number of the journal's first record that any of the kept checkpoints needs; 0 if there is none."""
         return min((c.state().next for c in committed(self._directory)), default=0)

@@ -10,7 +10,7 @@ from fleuve.config.changes import Changes
 from fleuve.config.loader import dump_settings, load_settings
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
-from fleuve.launch.checkpoints import Checkpoint, checkpoint_at, committed
+from fleuve.launch.checkpoints import PART, Checkpoint, Checkpoints, checkpoint_at, committed
 from fleuve.launch.history import History
 from fleuve.launch.journal import segments
 from fleuve.observe.earlier import Earlier, keep_until
@@ -113,6 +113,7 @@ def _compare(config: Path, settings: Settings) -> Changes:
 
 
 def _go_on(run: RunDirectory, settings: Settings, changes: Changes | None) -> Opened:
+    _tidy(run)
     history = History(run.checkpoints, run.journal)
     past = history.open(whole=settings.reproducible)
     replay = past.read_to_the_end()
@@ -123,3 +124,10 @@ def _go_on(run: RunDirectory, settings: Settings, changes: Changes | None) -> Op
         if changes.of_training and replay:
             opened.former = load_settings(run.config)
     return opened
+
+
+def _tidy(run: RunDirectory) -> None:
+    """Without what its last life was writing when it was killed."""
+    Checkpoints(run.checkpoints, keep=1).tidy()
+    for part in run.root.glob(f"*{PART}"):
+        part.unlink()

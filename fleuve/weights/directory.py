@@ -1,7 +1,8 @@
 """Where published weights lie: a directory of this run's own, in shared memory or under a path that all sides see.
 
-The process that writes the weights holds a file lock in its directory for as long as it lives. So whoever starts later
-can tell a dead run's leftovers from a living run's directory, whatever pid namespace it lives in, and sweep them away.
+The process that makes the directory holds a file lock in it for as long as it lives, and so does the one that writes
+the weights: either may outlive the other. So whoever starts later can tell a dead run's leftovers from a living run's
+directory, whatever pid namespace it lives in, and sweep them away.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LOCK = "owner.lock"
+MAKER = "maker.lock"
 UNLOCKED_GRACE = 60.0
-"""Seconds that a directory may exist without its owner's lock (it is made first, locked second)."""
+"""Seconds that a directory may exist without a lock (it is made first, locked second)."""
 
 _OURS = re.compile(r"fleuve-\d+-\w+")
 
 
 def make_directory(path: str | None = None) -> Path:
-    """A new directory `fleuve-<pid>-<random>` for one run's weights; sweeps what dead runs left beside it.
+    """A new directory `fleuve-<pid>-<random>` for one run's weights, this process's until it ends; sweeps what dead
+    runs left beside it.
 
     Args:
         path: the parent directory (created if absent); None is shared memory, or the temporary directory where the
@@ -32,7 +35,9 @@ def make_directory(path: str | None = None) -> Path:
     parent = Path(path) if path is not None else shared_memory()
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
-    return Path(tempfile.mkdtemp(prefix=f"fleuve-{os.getpid()}-", dir=parent))
+    made = Path(tempfile.mkdtemp(prefix=f"fleuve-{os.getpid()}-", dir=parent))
+    claim(made, MAKER)
+    return made
 
 
 def shared_memory() -> Path:
@@ -40,13 +45,14 @@ def shared_memory() -> Path:
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
-def claim(directory: Path) -> int:
-    """Hold `directory` as its owner until the returned file descriptor is closed, or this process ends.
+def claim(directory: Path, name: str = LOCK) -> int:
+    """Hold `directory`, as the one that writes in it (LOCK) or that made it (MAKER), until the returned file descriptor
+    is closed, or this process ends.
 
     Raises:
-        BlockingIOError: another living process owns it.
+        BlockingIOError: another living process holds it so.
     """
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
@@ -70,9 +76,11 @@ def _abandoned(directory: Path) -> bool:
     try:
         if not directory.is_dir() or directory.stat().st_uid != os.getuid():
             return False
-        if not (directory / LOCK).exists():
+        locks = [name for name in (MAKER, LOCK) if (directory / name).exists()]
+        if not locks:
             return time.time() - directory.stat().st_mtime > UNLOCKED_GRACE
-        os.close(claim(directory))
+        for name in locks:
+            os.close(claim(directory, name))
     except OSError:
         return False
     return True

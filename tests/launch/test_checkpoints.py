@@ -132,9 +132,21 @@ def test_a_checkpoint_that_is_cut_anywhere_is_never_loaded_and_the_one_before_is
     assert found, "both are gone"
     for checkpoint in found:
         assert_whole(checkpoint.path, checkpoint.version)
-    save(directory, 3)  # what was left behind is in nobody's way
+    Checkpoints(directory, 1).tidy()
+    assert {path.name for path in directory.iterdir()} == {checkpoint.path.name for checkpoint in found}
+    save(directory, 3)
     assert [c.version for c in committed(directory)] == [3]
     assert sorted(path.name for path in directory.iterdir() if (path / COMMITTED).exists()) == ["step-000003"]
+
+
+def test_what_was_left_behind_is_in_nobody_s_way(tmp_path_factory, count):
+    for at in range(count):
+        directory = tmp_path_factory.mktemp("run")
+        save(directory, 1)
+        with contextlib.suppress(Cut):
+            save(directory, 2, CutFiles(at, 0.5))
+        save(directory, 3)
+        assert [c.version for c in committed(directory)] == [3]
 
 
 @given(st.integers(0, 1000), st.sampled_from(["model/model.safetensors", "trainer.safetensors", "controller.bin"]))

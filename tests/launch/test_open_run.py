@@ -54,6 +54,18 @@ def test_a_run_that_is_there_is_gone_on_with(tmp_path):
     assert not (tmp_path / "run.1").exists()
 
 
+def test_what_its_last_life_left_half_written_is_removed(tmp_path):
+    settings = make(tmp_path)
+    leave_a_run(settings, 3)
+    run = tmp_path / "run"
+    for folder in ("step-000002", "step-000003.part"):
+        (run / "checkpoints" / folder / "model").mkdir(parents=True)
+    (run / "metrics.jsonl.part").touch()
+    open_run(settings, "auto").run.release()
+    assert list((run / "checkpoints").iterdir()) == []
+    assert list(run.rglob("*.part")) == []
+
+
 def test_a_synchronous_run_goes_back_to_the_beginning_of_the_wave_that_was_under_way(tmp_path):
     settings = make(tmp_path, control={"max_staleness": 0})
     leave_a_run(settings, 3)

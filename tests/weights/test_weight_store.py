@@ -132,11 +132,12 @@ def test_close_removes_the_directory(tmp_path: Path) -> None:
     assert not store.directory.exists()
 
 
-def test_a_killed_owner_s_directory_is_swept_and_a_living_owner_s_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writes", ["claim(d);", ""], ids=["claimed by its writer", "no writer yet"])
+def test_a_killed_owner_s_directory_is_swept_and_a_living_owner_s_is_not(tmp_path: Path, writes: str) -> None:
     alive = WeightStore(directories.make_directory(str(tmp_path)), keep=1)
     code = (
         "import sys, time; from pathlib import Path; from fleuve.weights.directory import claim, make_directory;"
-        "d = make_directory(sys.argv[1]); claim(d); print(d, flush=True); time.sleep(60)"
+        f"d = make_directory(sys.argv[1]); {writes} print(d, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -150,6 +151,13 @@ def test_a_killed_owner_s_directory_is_swept_and_a_living_owner_s_is_not(tmp_pat
     assert alive.directory.exists()
     assert made.name.startswith(f"fleuve-{os.getpid()}-")
     alive.close()
+
+
+def test_a_directory_stays_while_its_run_starts_another_writer(tmp_path: Path) -> None:
+    made = directories.make_directory(str(tmp_path))
+    os.close(directories.claim(made))  # the first one died
+    assert directories.sweep(tmp_path) == []
+    assert made.exists()
 
 
 def test_foreign_directories_are_left_alone(tmp_path: Path) -> None:
