@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ from fleuve.simulate.run import simulate
 
 (ASYNC,) = [name for name in SYSTEMS if name.startswith("async")]
 QUICK = [name for name in SYSTEMS if name.endswith("a core") or name == ASYNC]
-SIMULATED = 100
+SIMULATED, SIMULATED_QUICK = 100, 40
 SEEDS = range(3)
 CALIBRATION = ["--seed", "1"]
 ONE_TOKEN = ["--control.max_staleness", "0", "--rollout.max_new_tokens", "1"]
@@ -74,7 +75,9 @@ class Calibration:
             found = self._shared(flags, words)
         else:
             found = request_seconds(plain, places.workers[0], measured)
-        return self._simulated([*words, "--simulate.measured.per_answer", str(found)], SIMULATED)
+        return self._simulated(
+            [*words, "--simulate.measured.per_answer", str(found)], SIMULATED_QUICK if self.quick else SIMULATED
+        )
 
     def _engine(self, threads: int) -> dict[str, float]:
         if threads not in self._engines:
@@ -113,11 +116,11 @@ def placement(settings: Settings) -> Placement:
     )
 
 
-def predict(settings: Settings) -> dict[str, float]:
-    """The figures of `async_vs_sync.run`, by simulation: the mean of a few seeds."""
+def predict(settings: Settings, seeds: Sequence[int]) -> dict[str, float]:
+    """The figures of `async_vs_sync.run`, by simulation: the mean over `seeds`."""
     results = [
         simulate(settings.model_copy(update={"simulate": settings.simulate.model_copy(update={"seed": seed})}))
-        for seed in SEEDS
+        for seed in seeds
     ]
     return {
         "tokens_per_second": statistics.fmean(r.trained_tokens_per_second for r in results),
@@ -157,11 +160,15 @@ def main() -> None:
     names = QUICK if args.quick else list(SYSTEMS)
     with tempfile.TemporaryDirectory() as scratch:
         calibration = Calibration(args.config, Path(scratch), args.quick)
-        settings = {name: calibration.settings(SYSTEMS[name]) for name in names}
-        predicted = {name: predict(settings[name]) for name in names}
+        settings = {}
+        for name in names:
+            print(f"calibrating: {name}", file=sys.stderr)
+            settings[name] = calibration.settings(SYSTEMS[name])
+        predicted = {name: predict(settings[name], SEEDS[:1] if args.quick else SEEDS) for name in names}
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for _ in range(args.rounds or (1 if args.quick else 3)):
         for name in names:
+            print(f"running: {name}", file=sys.stderr)
             measured[name].append(run(args.config, SYSTEMS[name], steps, warmup))
     rows: list[dict[str, Any]] = []
     for name in names:
