@@ -93,11 +93,14 @@ class EngineProcesses:
         running = self._running.pop(worker, None)
         if running is None:
             return "there was no process"
-        child = running.child
-        with suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), REAPED)
-        alive = child.alive
-        await running.client.__aexit__()
+        child, alive = running.child, False
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), REAPED)
+            alive = child.alive
+        finally:  # the run may end meanwhile, and nobody else knows of this process any more
+            child.kill()
+            await running.client.__aexit__()
         try:
             status = await asyncio.wait_for(child.stop(grace=0), UNKILLABLE)
         except TimeoutError:

@@ -184,7 +184,8 @@ async def _scores_of_programs(run: Path, scored: list[tuple[dict[str, Any], dict
     from fleuve.rewards.pool import RewardPool
 
     settings = load_settings(run / "config.toml")
-    source = open_source(settings.data.train, settings.data, load_tokenizer(settings.model.path), settings.seed)
+    data = str(run.parent / settings.data.train)
+    source = open_source(data, settings.data, load_tokenizer(settings.model.path), settings.seed)
     async with RewardPool(settings.reward, ["code"]) as pool:
         jobs = [pool.score(source.prompt(row["prompt_id"]), answer["text"]) for row, answer in scored]
         return [verdict.score for verdict in await asyncio.gather(*jobs)]
