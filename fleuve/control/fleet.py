@@ -74,6 +74,7 @@ class Fleet:
         self.restarts = 0
         self.changed = Signal()
         self._observer = observer
+        self._served: int | None = None  # as last looked up; None: look again
         self._gone = 0.0  # tokens that lives which are over had generated
         self._added = len(engines)
         for index, engine in enumerate(engines):
@@ -92,7 +93,10 @@ class Fleet:
     def served_version(self) -> int:
         """The oldest version that any living worker may still sample with. It never goes back, since a worker comes to
         life with the newest. After an update this is its version; during one, still the version before."""
-        return min((life.version for life in self.lives()), default=self.newest_version)
+        if self._served is None:
+            # Asked for at every change of anything: not to be looked up in hundreds of workers each time.
+            self._served = min((life.version for life in self.lives()), default=self.newest_version)
+        return self._served
 
     def lives(self) -> list[Life]:
         """Of the living workers."""
@@ -139,7 +143,7 @@ class Fleet:
     async def update(self, weights: WeightFile, interrupt: Interrupt) -> int:
         """Bring every worker to `weights`; how many answers were interrupted. A worker that refuses, fails, or does
         not answer in time is given up: nothing that it samples with older weights is taken."""
-        self.weights = weights
+        self.weights, self._served = weights, None
 
         async def one(life: Life) -> int:
             try:
@@ -147,7 +151,7 @@ class Fleet:
             except RolloutError as error:
                 self.lose(life, f"the update to version {weights.version} failed: {error}")
                 return 0
-            life.version = weights.version
+            life.version, self._served = weights.version, None
             return reply.interrupted
 
         return sum(await self._all(one))
@@ -308,7 +312,7 @@ class Fleet:
             self._bury(worker, life, why)
 
     def _bury(self, worker: Worker, life: Life, why: str) -> None:
-        worker.life, worker.why = None, why
+        worker.life, worker.why, self._served = None, why, None
         self._gone += life.generated
         answers = self.router.in_flight.get(life, 0)
         self.router.leave(life)
@@ -325,6 +329,7 @@ class Fleet:
 
     def settle(self, worker: Worker) -> None:
         """Have routing, view and waiters see the state that `worker` is in."""
+        self._served = None
         if worker.life is not None:
             if worker.health.state is Health.HEALTHY and not worker.leaving:
                 self.router.join(worker.life)

@@ -387,6 +387,21 @@ def test_a_dead_worker_does_not_hold_the_served_version_back():
     tended(course)
 
 
+def test_the_served_version_is_that_of_the_slowest_worker_at_every_moment_of_an_update():
+    async def course(ward: Ward) -> None:
+        first, second = ward.hospital.now["worker-0"], ward.hospital.now["worker-1"]
+        assert ward.fleet.served_version == 0
+        second.stop()
+        updating = asyncio.ensure_future(ward.fleet.update(weights(1), "recompute"))
+        await asyncio.sleep(1)
+        assert (await first.health(), ward.fleet.served_version) == (1, 0)
+        second.go_on()
+        await updating
+        assert ward.fleet.served_version == 1
+
+    tended(course)
+
+
 # --- none left ------------------------------------------------------------------------------------------------------
 
 
@@ -545,6 +560,8 @@ def test_a_run_under_constant_misfortune_trains_everything_within_eta(
             while True:
                 assert fleet.served_version >= served
                 served = fleet.served_version
+                # Whatever is remembered of it, this is what it is.
+                assert served == min((life.version for life in fleet.lives()), default=fleet.newest_version)
                 await asyncio.sleep(0.05)
 
         watching = asyncio.ensure_future(watch())
