@@ -48,6 +48,7 @@ group_size = 3
 max_new_tokens = 96
 health_timeout = 2.0
 update_timeout = 20.0
+start_timeout = 45.0
 no_worker_timeout = 90.0
 [control]
 batch_size = 4
@@ -55,6 +56,7 @@ batch_size = 4
 learning_rate = 1e-3
 minibatches = 2
 health_timeout = 4.0
+start_timeout = 45.0
 [reward]
 workers = 2
 start_timeout = 15.0
