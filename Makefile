@@ -5,6 +5,7 @@
 #   make test      lint, types, tests
 #   make slow      the tests that take minutes
 #   make soak      the controller under 100,000 random schedules, on all cores
+#   make chaos     a hundred real runs whose processes are killed and stopped at random moments
 #   make smollm2   fetch SmolLM2-135M-Instruct and train it
 #   make install   only the virtual environment, with .venv/bin/fleuve
 #
@@ -16,7 +17,7 @@ STAMP := $(VENV)/.installed
 
 export TORCH_INDEX
 
-.PHONY: install train code test slow smollm2 clean
+.PHONY: install train code test slow soak chaos smollm2 clean
 
 install: $(STAMP)
 
@@ -41,6 +42,9 @@ slow: $(STAMP)
 
 soak: $(STAMP)
 	$(VENV)/bin/python -m fleuve.simulate.fuzz --seeds 0..100000 --processes 0
+
+chaos: $(STAMP)
+	$(VENV)/bin/python tests/chaos --seeds 0..100
 
 smollm2: $(STAMP)
 	$(VENV)/bin/pip install --quiet --editable '.[smollm2]'

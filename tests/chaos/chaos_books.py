@@ -25,7 +25,7 @@ def violations(plan: Plan, run: Path, records: list[Record]) -> Iterator[str]:
     """What is not as it has to be after the last step. `records` are all of the journal."""
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rollouts = {path.name: _rows(path) for path in sorted((run / "rollouts").iterdir())}
-    yield from _ledger(records)
+    yield from ledger(records)
     yield from _reports(plan, metrics, rollouts, records)
     yield from _left_in(run)
     found = committed(run / "checkpoints")
@@ -38,7 +38,7 @@ def violations(plan: Plan, run: Path, records: list[Record]) -> Iterator[str]:
     yield from _verdicts(plan, run, rollouts)
 
 
-def _ledger(records: list[Record]) -> Iterator[str]:
+def ledger(records: list[Record]) -> Iterator[str]:
     """Every group admitted is trained once, or dropped once with a reason; every prompt is trained once a pass."""
     prompts: dict[int, str] = {}
     alive: set[int] = set()
@@ -77,13 +77,13 @@ def _ledger(records: list[Record]) -> Iterator[str]:
         yield f"{version} steps were made"
     if alive:
         yield f"groups {sorted(alive)} were neither trained nor dropped"
-    yield from _passes(Counter(prompts[group] for group in trained), records)
+    yield from _passes(Counter(prompts.get(group, "") for group in trained), records)
 
 
 def _passes(trained: Counter[str], records: list[Record]) -> Iterator[str]:
     """A prompt whose group was dropped comes again; one that was given up for good is in `lost`."""
     prompts = {record.group: record.prompt.id for record in records if isinstance(record, Admitted)}
-    lost = {prompts[record.group] for record in records if isinstance(record, Dropped) and not record.again}
+    lost = {prompts.get(record.group, "") for record in records if isinstance(record, Dropped) and not record.again}
     expected = {f"e{number}/{row}" for number in range(STEPS * BATCH // PROMPTS) for row in range(PROMPTS)}
     if twice := [prompt for prompt, count in trained.items() if count > 1]:
         yield f"prompts {twice} were trained more than once"
