@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,9 +43,17 @@ class Opened:
 
 
 def finished(settings: Settings) -> bool:
-    """Whether the run that is there has made all of its steps."""
+    """Whether the run that is there has made all of its steps. If so, what it was removing when it was killed goes."""
     found = committed(RunDirectory(settings.run_dir).checkpoints)
-    return bool(found) and found[-1].version >= settings.steps
+    if not found or found[-1].version < settings.steps:
+        return False
+    with contextlib.suppress(UserError, OSError):  # its process is about to end, or nothing can be written there
+        run = continue_run_directory(settings.run_dir)
+        try:
+            _tidy(run)
+        finally:
+            run.release()
+    return True
 
 
 def open_run(settings: Settings, resume: str) -> Opened:

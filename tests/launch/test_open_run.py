@@ -12,7 +12,8 @@ from fleuve.config.settings import Settings
 from fleuve.control.journal import Admitted, Ready, Step
 from fleuve.errors import UserError
 from fleuve.launch.journal import JournalFile
-from fleuve.launch.resume import open_run
+from fleuve.launch.resume import finished, open_run
+from fleuve.observe.rundir import continue_run_directory
 from fleuve.types import Prompt
 
 
@@ -64,6 +65,23 @@ def test_what_its_last_life_left_half_written_is_removed(tmp_path):
     open_run(settings, "auto").run.release()
     assert list((run / "checkpoints").iterdir()) == []
     assert list(run.rglob("*.part")) == []
+
+
+def test_what_a_run_left_half_written_when_it_was_killed_at_its_very_end_is_removed(tmp_path):
+    settings = make(tmp_path)
+    leave_a_run(settings, 3)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for folder in ("step-000007", "step-000010"):
+        (checkpoints / folder).mkdir()
+    assert not finished(settings)
+    (checkpoints / "step-000010" / "COMMITTED").write_text('{"version": 10, "files": {}}')
+    assert finished(settings)
+    assert [path.name for path in checkpoints.iterdir()] == ["step-000010"]
+    held = continue_run_directory(settings.run_dir)
+    (checkpoints / "step-000007").mkdir()
+    assert finished(settings)  # another process may be about to end it
+    assert len(list(checkpoints.iterdir())) == 2
+    held.release()
 
 
 def test_a_synchronous_run_goes_back_to_the_beginning_of_the_wave_that_was_under_way(tmp_path):
