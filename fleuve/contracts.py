@@ -53,6 +53,18 @@ class Sampler(Protocol):
         """
 
 
+@runtime_checkable
+class Remembering(Sampler, Protocol):
+    """A sampler whose answers outlive the controller: asked for one again that it has, it gives that one. A workflow
+    that knows verdicts of an earlier life need not score anew; it may ignore them, or get a mere `Sampler`."""
+
+    def verdict(self, request_id: str) -> Verdict | None:
+        """That of an earlier life on the answer to this request; None if there is none."""
+
+    def judged(self, request_id: str, verdict: Verdict) -> None:
+        """This is the verdict on the answer to that request; it will be remembered."""
+
+
 class RolloutEngine(Sampler, Protocol):
     """One rollout worker (design, section 4.2). Where nobody answers at all, every method raises WorkerLostError."""
 
@@ -104,7 +116,9 @@ class Workflow(Protocol):
     """One prompt's episode: samples the group's answers from an engine and has them scored."""
 
     async def run(self, engine: Sampler, prompt: Prompt, group: int) -> list[Trajectory]:
-        """The answers to `prompt`; `group` seeds their sampling.
+        """The answers to `prompt`; `group` names their requests, no two of a group alike. In a run that is continued
+        it is called again for a group that was running: if it makes a request again that it made then (same id, input
+        and seed), it gets the answer of then, as far as that had come.
 
         Raises:
             RolloutError: the engine failed one of them.

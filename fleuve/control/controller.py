@@ -27,7 +27,7 @@ from fleuve.contracts import (
     TrainerError,
     Workflow,
 )
-from fleuve.control.batching import surplus
+from fleuve.control.answers import AnswerBook
 from fleuve.control.delivery import Delivery, Evaluation
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.failures import Failures, check_finite
@@ -37,6 +37,7 @@ from fleuve.control.gate import Gate
 from fleuve.control.journal import Admitted, Dropped, Evaluated, Journal, NoJournal, Record, Step, ready
 from fleuve.control.past import Past, snapshot
 from fleuve.control.reporting import Reporter
+from fleuve.control.resumption import resumption
 from fleuve.control.saving import Saving
 from fleuve.control.signal import Signal
 from fleuve.control.verdicts import exclude_nonfinite
@@ -84,25 +85,19 @@ class Controller:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._reported_evaluation = past.evaluated
         self._stopping = False
-        self._failures = Failures()
+        self._failures = Failures(past.failures.attempts)
         self._dynamic_sampling = DynamicSampling(settings.control.batch_size)
         self._reporter = Reporter(observer, self.gate)
         self._delivery = Delivery(
             settings, self.gate, fleet, observer, self._reporter, self._signal, evaluate, past.evaluated
         )
         self._last_step_at = 0.0
-        self._take_over(past)
-
-    def _take_over(self, past: Past) -> None:
-        """Groups that were ready are so again; those that ran run again once `run` is called, by the version of now. So
-        do those that would be trained staler than η: the step before was cut short, and took fewer than it should."""
-        control = self._settings.control
-        deadlines = {i: g.oldest_version + control.max_staleness for i, g in past.ready.items()}
-        again = surplus(deadlines, self.version, control.batch_size) if control.overdue == "wait" else set()
-        self._ready = {i: g for i, g in past.ready.items() if i not in again}
-        self._prompts = dict(sorted([*past.running.items(), *((i, g.prompt) for i, g in past.ready.items())]))
-        live = {i: self._ready[i].oldest_version if i in self._ready else self.version for i in self._prompts}
-        self.gate.resume(past.admitted, past.trained, past.dropped, live)
+        # Waves are computed in the same course again only if they are sampled as a whole.
+        keep = journal is not None and self._waves is None
+        resumed = resumption(past, settings.control, use_answers=keep)
+        self._answers = AnswerBook(self._journal.write if keep else None, resumed.answers)
+        self._ready, self._prompts = resumed.ready, resumed.prompts
+        self.gate.resume(past.admitted, past.trained, past.dropped, resumed.live)
         for group in self._ready.values():
             self.gate.finish(group.id, group.oldest_version)
         self._to_run = deque(i for i in self._prompts if i not in self._ready)
@@ -117,6 +112,8 @@ class Controller:
         """
         self._last_step_at = self._now()
         self._saving.begun(self._now())
+        if summary := self._answers.summary():
+            self._observer.note(summary)
         with seldom_collected():
             async with asyncio.TaskGroup() as tasks:
                 others = self._admit(tasks), self._delivery.run(), self._reporter.watch(self._fleet), self._fleet.tend()
@@ -151,8 +148,10 @@ class Controller:
             self._source,
             self._prompts,
             self._ready.values(),
+            answers=self._answers.records(),
             evaluated=self._reported_evaluation,
             next_record=self._journal.next,
+            attempts=self._failures.attempts,
         )
 
     # --- admit ------------------------------------------------------------------------------------------------------
@@ -206,8 +205,9 @@ class Controller:
         settings = self._settings
         limit = settings.control.group_timeout + settings.longest_pause
         try:
-            async with asyncio.timeout(limit), self._fleet.worker(settings.rollout.group_size) as lease:
-                sampler = lease if self._waves is None else self._waves.sampler(lease)
+            answers = self._answers.left(group, settings.rollout.group_size)
+            async with asyncio.timeout(limit), self._fleet.worker(answers) as lease:
+                sampler = self._waves.sampler(lease) if self._waves else self._answers.open(group, lease)
                 trajectories = await self._workflow.run(sampler, prompt, group)
         except TimeoutError:
             self._fail(group, "timeout", f"not done within {limit:g} s")
@@ -251,6 +251,7 @@ class Controller:
         self.gate.finish(group.id, group.oldest_version)
         self._journal.write(ready(group))
         self._ready[group.id] = group
+        self._answers.close(group.id)
         del self._running[group.id]
         self._signal.notify()
 
@@ -276,6 +277,7 @@ class Controller:
         prompt = self._prompts.pop(group)
         if again:
             self._source.give_back(prompt)
+        self._answers.close(group)
         self._ready.pop(group, None)
         self._running.pop(group, None)
         self._signal.notify()

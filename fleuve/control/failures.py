@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import RunError
@@ -12,12 +13,22 @@ ATTEMPTS = 2
 """How often a prompt is tried whose groups fail, before it is given up."""
 
 
-class Failures:
-    """Counts failed groups by prompt. A pure state machine."""
+REASONS = frozenset({"timeout", "rollout failed", "no verdict", "truncated"})
+"""Why a group is dropped that failed."""
 
-    def __init__(self) -> None:
-        self._attempts: Counter[str] = Counter()
+
+class Failures:
+    """Counts failed groups by prompt. A pure state machine. `attempts` go on in a run that is continued; what failed in
+    a row begins anew, since somebody may have mended it."""
+
+    def __init__(self, attempts: Mapping[str, int] | None = None) -> None:
+        self._attempts: Counter[str] = Counter(attempts or {})
         self._in_a_row: set[str] = set()
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """Failed groups of the prompts that are to be tried again, or are tried."""
+        return dict(self._attempts)
 
     @property
     def in_a_row(self) -> int:

@@ -106,7 +106,7 @@ class Fleet:
 
     @asynccontextmanager
     async def worker(self, answers: int) -> AsyncIterator[Lease]:
-        """Where one group of `answers` is sampled, for as long as they are in flight."""
+        """Where `answers` of one group are sampled, for as long as they are in flight."""
         lease = Lease(self, answers, self.policy.losses)
         try:
             yield lease

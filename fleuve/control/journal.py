@@ -13,7 +13,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from fleuve.types import Group, Prompt, Trajectory, decode, encode
+from fleuve.types import (
+    FinishReason,
+    Float32Array,
+    Group,
+    Int32Array,
+    Prompt,
+    Trajectory,
+    Verdict,
+    decode,
+    encode,
+)
 
 _HEADER = struct.Struct("<IIQ")  # bytes of the payload, crc32 of number and payload, number
 MAX_RECORD = 1 << 31
@@ -22,7 +32,8 @@ MAX_RECORD = 1 << 31
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The ledger at one moment: `source` is the data cursor, `next` the number of the first record after it,
-    `evaluated` the version of the last evaluation that was reported. The groups alive follow as `Admitted` and `Ready`.
+    `evaluated` the version of the last evaluation that was reported, `attempts` counts failed groups by prompt. The
+    groups alive follow as `Admitted` and `Ready`, and what is known of the running ones' answers.
     """
 
     version: int
@@ -32,6 +43,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     source: dict[str, Any]
     next: int = 0
     evaluated: int | None = None
+    attempts: dict[str, int] = {}
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
@@ -40,6 +52,28 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
     group: int
     prompt: Prompt
     version: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """What is known of an answer of a running group, to the request whose `asked` this is (`answers.asked`): the arrays
+    are `[tokens]`. It is whole, or without a `finish_reason` as much of it as there was at a checkpoint."""
+
+    group: int
+    request_id: str
+    asked: int
+    output_ids: Int32Array
+    logprobs: Float32Array
+    versions: Int32Array
+    finish_reason: FinishReason | None = None
+    interruptions: int = 0
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True, tag="judged"):
+    """The verdict on a whole answer of a running group."""
+
+    group: int
+    request_id: str
+    verdict: Verdict
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -78,7 +112,7 @@ class Evaluated(msgspec.Struct, frozen=True, kw_only=True, tag="evaluated"):
     version: int
 
 
-Record = State | Admitted | Ready | Dropped | Step | Evaluated
+Record = State | Admitted | Answer | Judged | Ready | Dropped | Step | Evaluated
 
 
 class Journal(Protocol):

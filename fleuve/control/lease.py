@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +16,42 @@ from fleuve.types import Completion, GenerationRequest
 
 if TYPE_CHECKING:
     from fleuve.control.fleet import Fleet
+
+
+@dataclass(eq=False)
+class _Flight:
+    """One answer: `sent` went to `life`, which had the version `oldest`, with the tokens `begun`; `part` came since."""
+
+    request: GenerationRequest
+    begun: Begun
+    attempt: int = 0
+    sent: GenerationRequest | None = None
+    life: Life | None = None
+    oldest: int = 0
+    part: Begun = field(default_factory=Begun)
+
+    def board(self, life: Life) -> GenerationRequest:
+        """What `life` is to be asked, at the `attempt`-th move. Under another name, should the worker be the same one,
+        which only lost the connection and may not know that it did."""
+        name = self.request.request_id
+        request_id = f"{name}~{self.attempt}" if self.attempt else name
+        sent = self.request
+        if self.attempt or self.begun:
+            sent = msgspec.structs.replace(sent, request_id=request_id, output_ids=self.begun.output_ids)
+        self.sent, self.life, self.oldest, self.part = sent, life, life.version, Begun()
+        life.begun[sent.request_id] = self.part
+        return sent
+
+    def leave(self) -> None:
+        """`life` samples it no more."""
+        assert self.life is not None
+        assert self.sent is not None
+        self.life.begun.pop(self.sent.request_id, None)
+
+    def again(self, begun: Begun) -> None:
+        """It is to be asked for once more, behind `begun`."""
+        self.begun, self.part = begun, Begun()
+        self.attempt += 1
 
 
 class Lease:
@@ -30,52 +68,66 @@ class Lease:
         self._losses_left = losses
         self._life: Life | None = None
         self._counted = 0  # answers that the router counts for this group
+        self._flights: dict[str, _Flight] = {}
 
-    async def generate(self, request: GenerationRequest) -> Completion:
-        """One answer, from whichever worker.
+    async def generate(self, request: GenerationRequest, begun: Begun | None = None) -> Completion:
+        """One answer, from whichever worker; `begun` is what an earlier life of the run had of it.
 
         Raises:
             RolloutError: the request itself failed on a worker that is well, or too many workers were lost.
         """
-        attempt, begun = 0, Begun()
+        flight = self._flights[request.request_id] = _Flight(request, begun or Begun())
         while True:
             life = await self._seat()
             one_version = self._fleet.policy.one_version
-            if not life.continues or (one_version and begun and begun.newest != life.version):
-                begun = Begun()
-            sent = _sent(request, attempt, begun)
-            oldest = life.version
-            life.begun[sent.request_id] = part = Begun()
+            if not life.continues or (one_version and flight.begun and flight.begun.newest != life.version):
+                flight.begun = Begun()
+            sent = flight.board(life)
             try:
                 completion = await life.generate(sent)
-                self._check(completion, sent, life, oldest)
+                self._check(completion, sent, life, flight.oldest)
             except RolloutError as error:
                 if not isinstance(error, WorkerLostError) and await self._fleet.well(life):
                     raise
                 self._fleet.doubt(life)
                 self._move_from(life, error)
-                self._keep(begun, part, sent, life, oldest)
-                attempt += 1
+                self._keep(flight)
             else:
-                if one_version and begun and begun.newest not in completion.versions:
-                    begun, attempt = Begun(), attempt + 1  # an update came in between: once more, from the prompt
+                if one_version and flight.begun and flight.begun.newest not in completion.versions:
+                    flight.again(Begun())  # an update came in between: once more, from the prompt
                     continue
                 self._unfinished -= 1
                 completion.request_id = request.request_id
-                return begun.ended(completion)
+                del self._flights[request.request_id]
+                return flight.begun.ended(completion)
             finally:
-                life.begun.pop(sent.request_id, None)
+                flight.leave()
 
-    def _keep(self, begun: Begun, part: Begun, sent: GenerationRequest, life: Life, oldest: int) -> None:
-        """An answer moves on: put what `life` had sampled of it, as far as it is known and can be, behind `begun`."""
-        fleet = self._fleet
-        fleet.moved += 1
-        answer = part.cut_off(sent.request_id)
-        fault = fault_of(answer, sent, oldest, fleet.newest_version, fleet.vocabulary)
-        room = sent.sampling.max_new_tokens - len(begun)
-        if not life.distrusted and not fault and len(part) < room:
-            begun.follow(part)
-            fleet.kept += len(part)
+    def in_flight(self) -> Iterator[tuple[GenerationRequest, Begun]]:
+        """The answers in flight when the group was last heard of, with what is known of them: a second old at most."""
+        for flight in self._flights.values():
+            yield flight.request, self._known(flight)
+
+    def _keep(self, flight: _Flight) -> None:
+        """An answer moves on, behind what is known of it."""
+        known = self._known(flight)
+        self._fleet.moved += 1
+        self._fleet.kept += len(known) - len(flight.begun)
+        flight.again(known)
+
+    def _known(self, flight: _Flight) -> Begun:
+        """What had begun of an answer, and behind it what the worker has sampled since, as far as that is known and can
+        be: not if it cannot be true, nor if it leaves no room, nor of another version where an answer has but one."""
+        begun, part, fleet = flight.begun, flight.part, self._fleet
+        if not part or flight.sent is None or flight.life is None or flight.life.distrusted:
+            return begun
+        if len(part) >= flight.sent.sampling.max_new_tokens - len(begun):
+            return begun
+        if fleet.policy.one_version and begun and part.newest != begun.newest:
+            return begun
+        answer = part.cut_off(flight.sent.request_id)
+        fault = fault_of(answer, flight.sent, flight.oldest, fleet.newest_version, fleet.vocabulary)
+        return begun if fault else begun.and_then(part)
 
     def _check(self, completion: Completion, request: GenerationRequest, life: Life, oldest: int) -> None:
         """A worker that hands in what no model of this run can have sampled is given up, and nothing of it is taken.
@@ -117,12 +169,3 @@ class Lease:
         if self._losses_left <= 0:
             raise error
         self.release()
-
-
-def _sent(request: GenerationRequest, attempt: int, begun: Begun) -> GenerationRequest:
-    """What a worker is asked at the `attempt`-th move. Under another name, should the worker be the same one, which
-    only lost the connection and may not know that it did."""
-    if not attempt:
-        return request
-    request_id = f"{request.request_id}~{attempt}"
-    return msgspec.structs.replace(request, request_id=request_id, output_ids=begun.output_ids)

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from fleuve.contracts import PromptSource
+from fleuve.control.answers import Answers
+from fleuve.control.failures import REASONS, Failures
 from fleuve.control.gate import Gate
 from fleuve.control.gate import State as GroupState
-from fleuve.control.journal import Admitted, Dropped, Evaluated, Ready, Record, State, Step, ready
+from fleuve.control.journal import Admitted, Answer, Dropped, Evaluated, Judged, Ready, Record, State, Step, ready
 from fleuve.errors import UserError
 from fleuve.types import Batch, Group, Prompt
 
@@ -16,8 +18,9 @@ from fleuve.types import Batch, Group, Prompt
 class Past:
     """Apply records in order; a controller continues from what they come to.
 
-    `running` and `ready` hold the groups alive by id, in order of admission. With a source its cursor is moved along;
-    without one only the groups are followed, which is all that a trainer's steps need to be made again.
+    `running` and `ready` hold the groups alive by id, in order of admission, `answers` what there is of those that run.
+    With a source its cursor is moved along; without one only the groups are followed, which is all that a trainer's
+    steps need to be made again.
     """
 
     def __init__(self, source: PromptSource | None = None) -> None:
@@ -28,6 +31,8 @@ class Past:
         self.evaluated: int | None = None
         self.running: dict[int, Prompt] = {}
         self.ready: dict[int, Group] = {}
+        self.answers: dict[int, Answers] = {}
+        self.failures = Failures()
         self._source = source
         self._restored_below = 0  # groups below this were admitted before the state that this began with
 
@@ -44,10 +49,13 @@ class Past:
                 self._restore(record)
             case Admitted(group=group, prompt=prompt):
                 self._admit(group, prompt)
+            case Answer(group=group) | Judged(group=group):
+                if group in self.running:  # one that was dropped may have been about to hear of it
+                    self.answers.setdefault(group, Answers()).apply(record)
             case Ready(group=group, trajectories=trajectories, admitted_version=version):
-                self.ready[group] = Group(
-                    id=group, prompt=self._leaves(group), trajectories=trajectories, admitted_version=version
-                )
+                prompt = self._leaves(group)
+                self.failures.succeeded(prompt.id)
+                self.ready[group] = Group(id=group, prompt=prompt, trajectories=trajectories, admitted_version=version)
             case Dropped(group=group, reason=reason, again=again):
                 self._drop(group, reason, again)
             case Step() if record.whole:
@@ -62,7 +70,8 @@ class Past:
         self.version, self.admitted, self.trained = state.version, state.admitted, state.trained
         self.dropped = Counter(state.dropped)
         self.evaluated = state.evaluated
-        self.running, self.ready = {}, {}
+        self.running, self.ready, self.answers = {}, {}, {}
+        self.failures = Failures(state.attempts)
         self._restored_below = state.admitted
         if self._source is not None:
             self._source.restore(state.source)
@@ -81,11 +90,16 @@ class Past:
     def _drop(self, group: int, reason: str, again: bool) -> None:
         prompt = self._leaves(group)
         self.dropped[reason] += 1
+        if reason in REASONS:
+            self.failures.failed(prompt.id)
+        elif reason == "no signal":
+            self.failures.succeeded(prompt.id)
         if again and self._source is not None:
             self._source.give_back(prompt)
 
     def _leaves(self, group: int) -> Prompt:
         """The prompt of a group, which is neither running nor ready any more."""
+        self.answers.pop(group, None)
         return self.ready.pop(group).prompt if group in self.ready else self.running.pop(group)
 
     def _step(self, step: Step) -> Batch:
@@ -118,11 +132,14 @@ def snapshot(
     prompts: Mapping[int, Prompt],
     finished: Iterable[Group],
     *,
+    answers: Iterable[Record] = (),
     evaluated: int | None = None,
     next_record: int = 0,
+    attempts: Mapping[str, int] | None = None,
 ) -> list[Record]:
     """What a checkpoint keeps of a controller, between two steps: the ledger and the data cursor, then every group
-    alive (all `prompts`), those `finished` with their answers. `next_record` is the number of the journal's next."""
+    alive (all `prompts`), those `finished` with their answers, and what there is of the other `answers`. `next_record`
+    is the number of the journal's next."""
     if gate.count(GroupState.STEPPING):
         raise RuntimeError("a step is in progress: what becomes of its groups is not known yet")
     state = State(
@@ -133,6 +150,7 @@ def snapshot(
         source=source.state(),
         next=next_record,
         evaluated=evaluated,
+        attempts=dict(attempts or {}),
     )
     alive = [Admitted(group=group, prompt=prompt, version=version) for group, prompt in prompts.items()]
-    return [state, *alive, *(ready(group) for group in finished)]
+    return [state, *alive, *(ready(group) for group in finished), *answers]

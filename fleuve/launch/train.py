@@ -104,8 +104,9 @@ async def _train(settings: Settings, resume: str) -> int:
             "--resume no another begins"
         )
         return 0
-    opened = open_run(settings, resume)
+    opened: Opened | None = None
     try:
+        opened = await in_background(lambda: open_run(settings, resume))
         with RunObserver(opened.run, settings, earlier=opened.earlier) as observer:
             await _run(settings, opened, observer, stop)
     except asyncio.CancelledError:
@@ -116,7 +117,8 @@ async def _train(settings: Settings, resume: str) -> int:
         if not (stop.at_once and isinstance(_reason(error), EXPECTED)):
             raise
     finally:
-        opened.run.release()
+        if opened is not None:
+            opened.run.release()
     return INTERRUPTED if stop.asked else 0
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fleuve.contracts import TrainerError, TrainerLostError
+from fleuve.launch.background import in_background
 from fleuve.launch.history import History, Reading
 from fleuve.launch.process import ChildError, ChildProcess
 from fleuve.train.client import TrainerClient
@@ -17,6 +18,12 @@ from fleuve.types import Batch, StepResult, WeightFile
 T = TypeVar("T")
 
 Start = Callable[[], Awaitable[ChildProcess]]
+Made = Callable[[Batch, StepResult], None]
+"""Told of a step that is made once more, each time that it is."""
+
+
+def _untold(batch: Batch, result: StepResult) -> None: ...
+
 
 IDLE_LOOK = 0.2
 """Seconds between two looks at a process of which nothing is asked."""
@@ -77,17 +84,24 @@ class SupervisedTrainer:
         """
         self._life = await self._begin()
 
-    async def bring_up(self, past: Reading, made: Callable[[Batch, StepResult], None]) -> None:
-        """Make the first process what the trainer was at the end of `past`; `made` is told of every step that is made
-        once more.
+    async def bring_up(self, past: Reading, made: Made) -> None:
+        """Make the first process what the trainer was at the end of `past`; one that dies over it is replaced as at any
+        other time. `past` must be all that the history holds.
 
         Raises:
-            TrainerError: it died over it, or failed.
+            TrainerError: it cannot be brought there, or failed.
             UserError: the checkpoint is another model's.
         """
-        assert self._life is not None
-        await self._follow(self._life, past, made)
-        self.version = past.version
+        life = self._life
+        assert life is not None
+        try:
+            await self._follow(life, past, made)
+            self.version = past.version
+        except TrainerLostError as error:
+            why = await _last_words(life.process) or str(error)
+            await in_background(past.read_to_the_end)  # where the caller goes on
+            self.version = past.version
+            await self._recover(life, why, made)
 
     async def change(self, start: Start) -> None:
         """Replace the process by one that `start` starts, which goes on from the last checkpoint."""
@@ -205,7 +219,7 @@ class SupervisedTrainer:
             died.cancel()
             await asyncio.gather(died, return_exceptions=True)
 
-    async def _recover(self, life: _Life, why: str) -> None:
+    async def _recover(self, life: _Life, why: str, made: Made = _untold) -> None:
         """Another process in place of `life`'s, at the same version.
 
         Raises:
@@ -215,13 +229,13 @@ class SupervisedTrainer:
             if self._life is not life:
                 return  # somebody else noticed, too
             self._life = None
-            self._recovery = recovery = asyncio.ensure_future(self._replace(life, why))
+            self._recovery = recovery = asyncio.ensure_future(self._replace(life, why, made))
             try:
                 self._life = await recovery
             finally:
                 self._recovery = None
 
-    async def _replace(self, life: _Life | None, why: str) -> _Life:
+    async def _replace(self, life: _Life | None, why: str, made: Made) -> _Life:
         while True:
             if life is not None:
                 await _end(life)
@@ -235,7 +249,7 @@ class SupervisedTrainer:
             life = None
             try:
                 life = await self._begin()
-                await self._catch_up(life)
+                await self._catch_up(life, made)
             except (TrainerLostError, ChildError) as error:
                 why = str(error)
             except BaseException:
@@ -251,14 +265,14 @@ class SupervisedTrainer:
         client = await TrainerClient(process.url, self._step_timeout, process.token).__aenter__()
         return _Life(process, client)
 
-    async def _catch_up(self, life: _Life) -> None:
+    async def _catch_up(self, life: _Life, made: Made = _untold) -> None:
         """Load the last checkpoint and make the steps since once more; publish again what was published.
 
         Raises:
             TrainerError: the steps since are not all on record.
         """
         past = self._history.open()
-        await self._follow(life, past)
+        await self._follow(life, past, made)
         if past.version != self.version:
             raise TrainerError(
                 f"the trainer was lost at version {self.version}, and the journal leads to version {past.version} only"
@@ -267,9 +281,7 @@ class SupervisedTrainer:
             served = self._served
             await self._watched(life, lambda client: client.publish(served))
 
-    async def _follow(
-        self, life: _Life, past: Reading, made: Callable[[Batch, StepResult], None] = lambda batch, result: None
-    ) -> None:
+    async def _follow(self, life: _Life, past: Reading, made: Made) -> None:
         if past.checkpoint is not None:
             path = past.checkpoint.path
             await self._watched(life, lambda client: client.load(path))

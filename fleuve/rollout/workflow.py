@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fleuve.config.settings import RolloutSettings
-from fleuve.contracts import Rewarder, RolloutError, Sampler
+from fleuve.contracts import Remembering, Rewarder, RolloutError, Sampler
 from fleuve.rollout.sampling import answer_seed, sampling_params
-from fleuve.types import GenerationRequest, Prompt, Trajectory
+from fleuve.types import GenerationRequest, Prompt, Trajectory, Verdict
 
 
 class SingleTurn:
@@ -25,10 +25,11 @@ class SingleTurn:
         self._rewarder = rewarder
 
     async def run(self, engine: Sampler, prompt: Prompt, group: int) -> list[Trajectory]:
+        memory = engine if isinstance(engine, Remembering) else None  # once: the check of a protocol takes its time
         try:
             async with asyncio.TaskGroup() as tasks:
                 answers = [
-                    tasks.create_task(self._answer(engine, prompt, group, sample))
+                    tasks.create_task(self._answer(engine, memory, prompt, group, sample))
                     for sample in range(self._settings.group_size)
                 ]
         except ExceptionGroup as errors:
@@ -38,7 +39,9 @@ class SingleTurn:
             raise failed.exceptions[0] from None
         return [answer.result() for answer in answers]
 
-    async def _answer(self, engine: Sampler, prompt: Prompt, group: int, sample: int) -> Trajectory:
+    async def _answer(
+        self, engine: Sampler, memory: Remembering | None, prompt: Prompt, group: int, sample: int
+    ) -> Trajectory:
         settings = self._settings
         completion = await engine.generate(
             GenerationRequest(
@@ -50,7 +53,7 @@ class SingleTurn:
         if completion.finish_reason == "abort":
             raise RolloutError(f"request {completion.request_id} was aborted by the worker")
         text = self._decode(completion.output_ids)
-        verdict = await self._rewarder.score(prompt, text)
+        verdict = await self._judge(memory, completion.request_id, prompt, text)
         return Trajectory(
             prompt_ids=np.asarray(prompt.input_ids, np.int32),
             output_ids=np.asarray(completion.output_ids, np.int32),
@@ -63,3 +66,13 @@ class SingleTurn:
             excluded=verdict.reason if verdict.score is None else "",
             text=text,
         )
+
+    async def _judge(self, memory: Remembering | None, request_id: str, prompt: Prompt, text: str) -> Verdict:
+        """The verdict that there is on this answer, or a new one."""
+        known = memory.verdict(request_id) if memory else None
+        if known is not None:
+            return known
+        verdict = await self._rewarder.score(prompt, text)
+        if memory:
+            memory.judged(request_id, verdict)
+        return verdict

@@ -36,6 +36,7 @@ class Outcome:
     steps: int = 0
     restarts: int = 0
     kept_tokens: int = 0  # of answers that another worker went on with
+    handed_on: int = 0  # tokens of running groups' answers that the second leg had from the first
     events: list[tuple[object, ...]] = field(default_factory=list)
     digest: str = ""
     virtual_seconds: float = 0.0
@@ -61,6 +62,7 @@ async def _play(case: Case, outcome: Outcome) -> None:
             saved = leg.checkpoints[-1] if leg.checkpoints else nothing
             first, leg = leg, Leg(case, leg, saved)
             leg.ledger.event("resumed", leg.ledger.start)
+            outcome.handed_on = leg.handed_on
             given_up = saved.given_up if case.resume == "checkpoint" else first.given_up()
             await _run(leg, outcome)
             _check_both(first, leg, given_up)
@@ -98,8 +100,6 @@ def play(seed: int) -> Outcome:
         run_virtual(_play(outcome.case, outcome), seed)
     except Exception as error:
         outcome.violation = f"{type(error).__name__}: {error}"
-        if __import__("os").environ.get("TB"):
-            __import__("traceback").print_exc()
     return outcome
 
 

@@ -8,8 +8,9 @@ import asyncio
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from fleuve.control.answers import Answers
 from fleuve.control.controller import Controller
 from fleuve.control.gate import Gate, State
 from fleuve.control.past import Past
@@ -43,7 +44,8 @@ class Ledger:
     """One leg of a run: from the beginning, or from the `past` that an `earlier` leg left behind. Raises
     `ViolationError` as soon as something is wrong."""
 
-    def __init__(self, case: Case, past: Past, earlier: Ledger | None = None) -> None:
+    def __init__(self, case: Case, past: Past, earlier: Ledger | None = None, scored: Collection[str] = ()) -> None:
+        """`scored`: the answers that had been, at the moment to which `past` leads."""
         self.case = case
         self.start = past.version
         self.events: list[tuple[object, ...]] = earlier.events if earlier else []
@@ -61,6 +63,7 @@ class Ledger:
         self._stepping: int | None = None
         self._trained_groups: set[int] = set()
         self._scores: dict[str, float | None] = dict(earlier._scores) if earlier else {}
+        self._there = frozenset() if self._whole_steps_only else frozenset(filter(self._to_be_used, scored))
 
     def event(self, *what: object) -> None:
         """Something happened now."""
@@ -69,6 +72,23 @@ class Ledger:
     def digest(self) -> str:
         """The same for two runs in which the same things happened at the same times, in the same order."""
         return hashlib.blake2b(repr(self.events).encode(), digest_size=8).hexdigest()
+
+    @property
+    def have_scores(self) -> frozenset[str]:
+        """The answers that have been scored by now."""
+        return frozenset(self._scores)
+
+    def _to_be_used(self, request: str) -> bool:
+        """Whether the answer, of before the resumption, must be taken as it is: its group was running, and can be
+        trained within η still, wherever it stands in the order."""
+        group = int(request.split("/")[0])
+        if group not in self._past.running:
+            return False
+        known = self._past.answers.get(group, Answers())
+        oldest, newest = known.oldest_version, known.newest_version
+        if oldest is None or newest is None:
+            return True
+        return newest <= self.start and (self.case.overdue != "wait" or oldest == self.start)
 
     # --- what the world does ----------------------------------------------------------------------------------------
 
@@ -90,9 +110,13 @@ class Ledger:
     def answered(self, request: str, versions: list[int]) -> None:
         """A worker has sampled these versions' tokens for a request."""
         self.event("answered", request, len(versions), versions[0], versions[-1])
+        if request in self._there:
+            raise ViolationError(f"answer {request} is there from before the resumption, and was sampled again")
 
     def scored(self, text: str, score: float | None) -> None:
         self.event("scored", text, score)
+        if text in self._there:
+            raise ViolationError(f"answer {text} has a verdict from before the resumption, and was scored again")
         self._scores[text] = score if score is not None and math.isfinite(score) else None
 
     def updated(self, worker: str, old: int, new: int) -> None:
@@ -182,7 +206,8 @@ class Ledger:
         dropped_for_good = gate.dropped.total() - self._dropped_before - self.returned.total()
         if given_up.total() != dropped_for_good:
             raise ViolationError(f"prompts vanished: {dict(given_up)}, though {dropped_for_good} were given up")
-        once = [prompt for prompt in given_up if self.issued[prompt] == 1]
+        before = self._past.failures.attempts
+        once = [prompt for prompt in given_up if self.issued[prompt] + before.get(prompt, 0) == 1]
         if len(once) > gate.dropped["no signal"] - self._past.dropped["no signal"]:
             raise ViolationError(f"prompts were given up at the first failure: {once}")
         if self.trainer_lost:

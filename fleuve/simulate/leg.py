@@ -87,12 +87,14 @@ class Observer:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of `version`, which holds the groups that `given_up` does not; the next record's number."""
+    """A checkpoint of `version`, which holds the groups that `given_up` does not; the next record's number; the answers
+    that were `scored`."""
 
     version: int
     records: list[Record]
     given_up: set[str]
     next: int
+    scored: frozenset[str]
 
 
 class Journal:
@@ -136,7 +138,11 @@ class Leg:
             for record in written[:whole]:
                 past.apply(record)
         start = past.version
-        self.ledger = Ledger(case, past, earlier.ledger if earlier else None)
+        scored = saved.scored if saved is not None else frozenset()
+        if earlier is not None and case.resume == "journal":
+            scored = earlier.ledger.have_scores
+        self.ledger = Ledger(case, past, earlier.ledger if earlier else None, scored)
+        self.handed_on = sum(answers.tokens for answers in past.answers.values())
         source.world = self
         observer = Observer(self.ledger)
         self.journal = Journal(earlier.journal.next if earlier else 0)
@@ -206,7 +212,7 @@ class Leg:
         records = controller.snapshot()
         state = records[0]
         assert isinstance(state, State)
-        return Saved(controller.version, records, self.given_up(), state.next)
+        return Saved(controller.version, records, self.given_up(), state.next, self.ledger.have_scores)
 
     def given_up(self) -> set[str]:
         """Prompts that come no more in this leg, and were not trained."""

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from fleuve.control.journal import (
     Admitted,
+    Answer,
     Dropped,
     Evaluated,
+    Judged,
     Ready,
     Record,
     State,
@@ -18,7 +20,7 @@ from fleuve.control.journal import (
     unframe,
 )
 from fleuve.control.past import Past
-from fleuve.types import Prompt, Trajectory
+from fleuve.types import Prompt, Trajectory, Verdict
 
 
 def prompt(name: str) -> Prompt:
@@ -38,6 +40,18 @@ def trajectory(tokens: int, reward: float | None = 1.0) -> Trajectory:
     )
 
 
+def answer(tokens: int, finish_reason: str | None) -> Answer:
+    return Answer(
+        group=1,
+        request_id="1/0",
+        asked=2**32 - 1,
+        output_ids=np.arange(tokens, dtype=np.int32),
+        logprobs=-np.arange(tokens, dtype=np.float32) / 7,
+        versions=np.full(tokens, 3, np.int32),
+        finish_reason=finish_reason,
+    )
+
+
 IDS = st.integers(0, 2**40)
 RECORDS = st.one_of(
     st.builds(Admitted, group=IDS, prompt=st.builds(prompt, st.text(max_size=5)), version=IDS),
@@ -46,6 +60,13 @@ RECORDS = st.one_of(
         group=IDS,
         trajectories=st.lists(st.builds(trajectory, st.integers(0, 9), st.none() | st.floats(0, 1)), max_size=3),
         admitted_version=IDS,
+    ),
+    st.builds(answer, st.integers(0, 9), st.sampled_from([None, "stop", "length"])),
+    st.builds(
+        Judged,
+        group=IDS,
+        request_id=st.text(max_size=5),
+        verdict=st.builds(Verdict, score=st.none() | st.floats(0, 1), reason=st.text(max_size=5)),
     ),
     st.builds(Dropped, group=IDS, reason=st.text(max_size=8), again=st.booleans()),
     st.builds(Step, version=IDS, groups=st.lists(IDS, max_size=4), trained=st.lists(IDS, max_size=4)),
@@ -59,6 +80,7 @@ RECORDS = st.one_of(
         source=st.dictionaries(st.text(max_size=5), IDS | st.text(max_size=5), max_size=2),
         next=IDS,
         evaluated=st.none() | IDS,
+        attempts=st.dictionaries(st.text(max_size=5), IDS, max_size=2),
     ),
 )
 
@@ -128,6 +150,39 @@ def test_the_past_is_what_the_records_come_to():
     assert (past.version, past.admitted, past.trained, past.dropped) == (1, 3, 1, {"timeout": 1})
     assert list(past.running) == [2]
     assert not past.ready
+
+
+def test_answers_belong_to_groups_that_run_and_the_last_word_on_each_counts():
+    past = Past()
+    past.apply(Admitted(group=1, prompt=prompt("b"), version=0))
+    past.apply(answer(3, None))
+    past.apply(answer(5, "stop"))
+    past.apply(Judged(group=1, request_id="1/0", verdict=Verdict(score=1.0)))
+    past.apply(Judged(group=7, request_id="7/0", verdict=Verdict(score=1.0)))
+    assert set(past.answers) == {1}
+    assert (past.answers[1].ended, past.answers[1].tokens) == (1, 5)
+    assert past.answers[1].verdict("1/0") == Verdict(score=1.0)
+    past.apply(Ready(group=1, trajectories=[trajectory(5)], admitted_version=0))
+    assert not past.answers
+
+
+def test_a_prompt_that_failed_before_has_one_try_left_after():
+    past = Past()
+    past.apply(Admitted(group=0, prompt=prompt("a"), version=0))
+    past.apply(Dropped(group=0, reason="timeout", again=True))
+    past.apply(Admitted(group=1, prompt=prompt("b"), version=0))
+    past.apply(Dropped(group=1, reason="overdue", again=True))
+    assert past.failures.attempts == {"a": 1}
+    restored = Past()
+    restored.apply(State(version=0, admitted=2, trained=0, dropped={}, source={}, attempts=past.failures.attempts))
+    restored.apply(Admitted(group=2, prompt=prompt("a"), version=0))
+    restored.apply(Dropped(group=2, reason="timeout", again=False))
+    assert restored.failures.attempts == {}
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 1000])
+def test_an_answer_costs_12_bytes_a_token_and_little_else(tokens):
+    assert len(frame(answer(tokens, "stop"), 0)) <= 12 * tokens + 170
 
 
 def test_a_step_that_was_cut_short_leaves_its_groups_ready():

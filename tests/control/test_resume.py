@@ -4,44 +4,21 @@ import asyncio
 import copy
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lives import Memory, all_prompts, open_source
 from world import World
 
 from fleuve.control.journal import Record
 from fleuve.control.past import Past
-from fleuve.data.rows import Row
-from fleuve.data.source import FilePasses, RowSource
+from fleuve.data.source import RowSource
 from fleuve.simulate.clock import run_virtual
-from fleuve.types import Prompt, WeightFile
+from fleuve.types import WeightFile
 
-STEPS, BATCH, ROWS = 12, 3, 25
+STEPS, BATCH = 12, 3
 SEEDS = st.integers(0, 2**32)
-
-
-def make_prompt(id: str, row: Row) -> Prompt:
-    return Prompt(id=id, input_ids=[1, 2], text="", answer="")
-
-
-def open_source(seed: int) -> RowSource:
-    return RowSource(FilePasses([Row(str(n), {}) for n in range(ROWS)], "rows", seed, shuffle=True), make_prompt)
-
-
-@dataclass
-class Memory:
-    """A journal, and the checkpoints made beside it: (number of records then, the snapshot)."""
-
-    records: list[Record] = field(default_factory=list)
-    checkpoints: list[tuple[int, list[Record]]] = field(default_factory=list)
-
-    @property
-    def next(self) -> int:
-        return len(self.records)
-
-    def write(self, record: Record) -> None:
-        self.records.append(copy.deepcopy(record))
 
 
 @dataclass
@@ -83,11 +60,6 @@ def live(seed: int, memory: Memory, past_records: list[Record], **options: objec
         return Life(memory, trained, world.staleness(), world)
 
     return run_virtual(main())
-
-
-def all_prompts(count: int, seed: int) -> Counter[str]:
-    source = open_source(seed)
-    return Counter(source.next().id for _ in range(count))
 
 
 def before(life: Life, version: int) -> list[str]:

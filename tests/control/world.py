@@ -16,6 +16,7 @@ import numpy as np
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import PromptSource, RolloutError, Sampler, WorkerLostError
+from fleuve.contracts import Workflow as RunWorkflow
 from fleuve.control.controller import Checkpoint, Controller
 from fleuve.control.fleet import Fleet
 from fleuve.control.journal import Journal
@@ -257,6 +258,7 @@ class World:
         checkpoint: Checkpoint | None = None,
         journal: Journal | None = None,
         past: Past | None = None,
+        workflow: RunWorkflow | None = None,
     ) -> None:
         rng = random.Random(seed)
         self.settings = Settings.model_validate(
@@ -289,7 +291,7 @@ class World:
         self.controller = Controller(
             self.settings,
             self.source,
-            Workflow(group_size, verdict),
+            workflow or Workflow(group_size, verdict),
             self.fleet,
             self.trainer,
             self.observer,

@@ -5,11 +5,16 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from runs import Run, command, environment, survivors, train, write_config
+
+from fleuve.control.journal import Answer
+from fleuve.launch.history import History
 
 SYNCHRONOUS = ["--control.max_staleness", "0", "--steps", "4", "--rollout.max_new_tokens", "64"]
 ASYNCHRONOUS = ["--control.max_staleness", "2", "--steps", "6", "--rollout.max_new_tokens", "64"]
@@ -45,6 +50,16 @@ def kill(process: subprocess.Popen[str], number: int) -> str:
     output, _ = process.communicate(timeout=60)
     assert survivors(family, within=10) == []
     return output
+
+
+def known_answers(tmp_path: Path) -> dict[str, Answer]:
+    """The whole answers of running groups that a run which is continued now would find."""
+    root = tmp_path / "run"
+    if not (root / "journal").exists():
+        return {}
+    reading = History(root / "checkpoints", root / "journal").open()
+    reading.read_to_the_end()
+    return {a.request_id: a for answers in reading.past.answers.values() for a in answers if a.finish_reason}
 
 
 def final_state(run: Run, version: int) -> bytes:
@@ -128,6 +143,35 @@ def test_a_trainer_that_is_killed_is_brought_back_and_the_run_comes_to_the_same(
     assert run.metrics[-1]["trainer/restarts"] == 1
     assert_each_prompt_once(run, 16)
     assert final_state(run, 4) == final_state(never_killed, 4)
+
+
+def test_whole_answers_of_groups_that_were_running_are_those_that_are_trained_after_a_kill(tmp_path):
+    flags = ["--control.max_staleness", "2", "--steps", "2", "--rollout.max_new_tokens", "300"]
+    process = launch(tmp_path, *flags)
+    deadline = time.monotonic() + 60
+    while len(known_answers(tmp_path)) < 4:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    kill(process, signal.SIGKILL)
+    known = known_answers(tmp_path)
+    run = train(tmp_path, *flags)
+    assert run.code == 0, run.output
+    assert f"{len(known)} answers of running groups are there" in run.output
+    assert_each_prompt_once(run, 8)
+    trained = {f"{group['group']}/{sample}": answer for group, sample, answer in numbered(run)}
+    for name, answer in known.items():
+        assert trained[name]["output_ids"] == answer.output_ids.tolist()
+        assert trained[name]["versions"] == answer.versions.tolist()
+        assert trained[name]["logprobs"] == pytest.approx(answer.logprobs.tolist(), abs=1e-6)
+
+
+def numbered(run: Run) -> Iterator[tuple[dict[str, Any], int, dict[str, Any]]]:
+    """Group, number and answer of everything trained."""
+    counts: Counter[int] = Counter()
+    for _, group, answer in run.answers:
+        yield group, counts[group["group"]], answer
+        counts[group["group"]] += 1
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from fleuve.launch.journal import JournalFile
 from fleuve.launch.process import ChildProcess
 from fleuve.launch.saver import Saver
 from fleuve.launch.trainer import LOSSES, SupervisedTrainer
-from fleuve.types import Batch, Group, Prompt
+from fleuve.types import Batch, Group, Prompt, StepResult
 
 
 class Run:
@@ -178,6 +178,36 @@ async def test_a_trainer_that_dies_again_and_again_ends_the_run_with_its_last_wo
         with pytest.raises(TrainerError, match=f"lost {LOSSES} times and made no step in between"):
             await run.trainer.step(run.batch())
         assert not run.trainer.alive
+
+
+async def test_one_that_dies_while_a_run_is_continued_is_replaced_and_makes_the_steps_from_the_beginning(tmp_path):
+    earlier = await play(tmp_path, 3, {})
+    (tmp_path / "asked").unlink()
+    trainer = SupervisedTrainer(
+        earlier.start,
+        History(tmp_path / "checkpoints", tmp_path / "journal"),
+        earlier.notes.append,
+        step_timeout=60.0,
+        health_timeout=1.0,
+    )
+    made: list[tuple[int, float]] = []
+
+    def tell(batch: Batch, result: StepResult) -> None:
+        made.append((result.version, result.metrics["weights"]))
+        if len(made) == 2:
+            assert trainer.process is not None
+            os.kill(trainer.process.pid, signal.SIGKILL)
+
+    await trainer.open()
+    try:
+        reading = History(tmp_path / "checkpoints", tmp_path / "journal").open()
+        await trainer.bring_up(reading, tell)
+    finally:
+        await trainer.close()
+    assert (trainer.version, trainer.restarts, reading.past.version) == (3, 1, 3)
+    assert [version for version, _ in made] == [1, 2, 1, 2, 3]
+    assert [weights for _, weights in made[2:]] == earlier.weights
+    assert earlier.asked == ["start", "step 1", "step 2", "start", "step 1", "step 2", "step 3"]
 
 
 async def test_where_the_journal_has_a_gap_the_run_ends_and_says_how_far_it_leads(tmp_path):

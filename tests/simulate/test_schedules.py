@@ -12,12 +12,13 @@ import pytest
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import RolloutError
+from fleuve.control.answers import AnswerBook, Answers
 from fleuve.control.begun import Begun
 from fleuve.control.caretaker import Caretaker
 from fleuve.control.controller import Controller
 from fleuve.control.delivery import Delivery
 from fleuve.control.gate import Gate
-from fleuve.control.journal import Step
+from fleuve.control.journal import Answer, Judged, Step
 from fleuve.control.lease import Lease
 from fleuve.control.router import Router
 from fleuve.control.signal import Signal
@@ -47,6 +48,7 @@ def test_the_schedules_reach_every_kind_of_end_and_every_reason_to_drop_a_group(
     assert sum(len(outcome.ended) == 2 for outcome in outcomes) > 10  # resumed
     assert sum(outcome.restarts for outcome in outcomes) > 10
     assert sum(outcome.kept_tokens for outcome in outcomes) > 0
+    assert sum(outcome.handed_on > 0 for outcome in outcomes) > 10
 
 
 def test_a_seed_replays_exactly_in_any_process():
@@ -303,6 +305,51 @@ def what_another_worker_had_begun_is_taken_twice(monkeypatch):
         original(self, other)
 
     patch(monkeypatch, Begun, "follow", follow)
+
+
+@mutant("sampled again")
+def answers_are_not_written_down(monkeypatch):
+    def write(original, self, record):
+        if not isinstance(record, Answer):
+            original(self, record)
+
+    patch(monkeypatch, leg.Journal, "write", write)
+
+
+@mutant("scored again")
+def verdicts_are_not_written_down(monkeypatch):
+    def write(original, self, record):
+        if not isinstance(record, Judged):
+            original(self, record)
+
+    patch(monkeypatch, leg.Journal, "write", write)
+
+
+@mutant("sampled again")
+def answers_of_an_earlier_life_are_not_taken(monkeypatch):
+    patch(monkeypatch, Answers, "to", lambda original, self, request: None)
+
+
+@mutant("sampled again")
+def a_checkpoint_forgets_the_answers_of_running_groups(monkeypatch):
+    patch(monkeypatch, AnswerBook, "records", lambda original, self: [])
+
+
+@mutant("staleness")
+def tokens_of_an_earlier_life_do_not_count_in_the_deadline(monkeypatch):
+    monkeypatch.setattr(Answers, "oldest_version", Answers.newest_version)
+
+
+@mutant("not what the worker sampled|IndexError|read_name")
+def tokens_of_an_earlier_life_are_sent_to_the_worker_and_then_forgotten(monkeypatch):
+    async def generate(original, self, request, begun=None):
+        completion = await original(self, request, begun)
+        if begun:
+            for tokens in (completion.output_ids, completion.logprobs, completion.versions):
+                del tokens[: len(begun)]
+        return completion
+
+    patch(monkeypatch, Lease, "generate", generate)
 
 
 @mutant("staleness|is served|while workers generate")
