@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from fleuve.config.settings import Settings
 from fleuve.simulate.engine_costs import EngineCosts
+from fleuve.simulate.layout import layout_of
 from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.run import simulate
 
@@ -23,28 +24,48 @@ prompts at its start, and they wait at the engines.)"""
 
 @dataclass(frozen=True)
 class Published:
-    """One row of the paper's table. `tensor` is not in it: the fewest devices that hold the weights with room for a
-    batch's caches."""
+    """One row of the paper's table. `other_hours` is another synchronous system's (verl).
+
+    How models are split is not in it. Here: over the fewest devices on which half of the memory is left for caches, or
+    for activations. An engine holds weights in bf16. A rank of the trainer holds those and gradients in fp32, 6 bytes a
+    parameter: the paper's trainer (Megatron) shards no more than the optimiser over ranks.
+    """
 
     name: str
     model: str
     nodes: int
     steps: int
     eta: int
-    tensor: int
+    tensor_parallel: int
+    trainer_parallel: int
     sync_hours: float
     async_hours: float
+    other_hours: float
+
+    @property
+    def code(self) -> bool:
+        return self.name.endswith("code")
 
     @property
     def speedup(self) -> float:
         return self.sync_hours / self.async_hours
 
+    @property
+    def sync_step(self) -> float:
+        """Seconds."""
+        return self.sync_hours * 3600 / self.steps
+
+    @property
+    def async_step(self) -> float:
+        """Seconds."""
+        return self.async_hours * 3600 / self.steps
+
 
 PUBLISHED = (
-    Published("1.5B maths", "qwen-1.5b", 16, 250, 8, 1, 41.0, 14.8),
-    Published("7B maths", "qwen-7b", 24, 250, 8, 1, 57.7, 25.4),
-    Published("14B code", "qwen-14b", 32, 80, 4, 2, 48.8, 21.9),
-    Published("32B code", "qwen-32b", 48, 60, 4, 4, 51.1, 31.1),
+    Published("1.5B maths", "qwen-1.5b", 16, 250, 8, 1, 1, 41.0, 14.8, 33.6),
+    Published("7B maths", "qwen-7b", 24, 250, 8, 1, 2, 57.7, 25.4, 52.1),
+    Published("14B code", "qwen-14b", 32, 80, 4, 1, 4, 48.8, 21.9, 44.4),
+    Published("32B code", "qwen-32b", 48, 60, 4, 2, 8, 51.1, 31.1, 46.4),
 )
 ETAS = {0: 128.7, 1: 269.3, 2: 356.6, 4: 356.6, 8: 371.7, 16: 382.4, UNBOUNDED: 396.8}
 """Thousand trained tokens a second of the 1.5B model, by η."""
@@ -54,11 +75,14 @@ INTERRUPTION = {"qwen-1.5b": 0.12, "qwen-7b": 0.17}
 
 @dataclass(frozen=True)
 class Constants:
-    """What is fitted; all else is `[simulate]`'s default. `mean` is derived, see `paper.MEAN`."""
+    """What is fitted, see `paper`; all else is `[simulate]`'s default. `mean` and `code_mean` are of answers."""
 
     mean: float
-    train_flops_share: float
+    code_mean: float
     decode_overhead: float
+    switch_seconds: float
+    train_flops_share: float
+    train_half_width: float
 
 
 def cluster(
@@ -87,13 +111,16 @@ def cluster(
             "model": row.model,
             "hardware": "h800",
             "gpus": gpus,
-            "rollout_gpus": gpus * 3 // 4 // row.tensor * row.tensor,
-            "tensor_parallel": row.tensor,
+            "rollout_gpus": gpus * 3 // 4,
+            "tensor_parallel": row.tensor_parallel,
             "prompt_tokens": PROMPT,
-            "lengths": {"mean": constants.mean},
+            "trainer_parallel": row.trainer_parallel,
+            "lengths": {"mean": constants.code_mean if row.code else constants.mean},
             "costs": {
                 "train_flops_share": constants.train_flops_share,
+                "train_half_width": constants.train_half_width,
                 "decode_overhead": constants.decode_overhead,
+                "switch_seconds": constants.switch_seconds,
             },
         },
     }
@@ -101,6 +128,16 @@ def cluster(
         section, key = name.split(".")
         values[section][key] = value
     return Settings.model_validate({"run_dir": "unused", "steps": row.steps, **values})
+
+
+def thinnest(settings: Settings) -> int:
+    """The thinnest slice, up to an eighth, with whole engines, ranks and minibatches."""
+    layout, groups = layout_of(settings), settings.control.batch_size
+    return next(
+        scale
+        for scale in (8, 4, 2, 1)
+        if groups % (scale * settings.trainer.minibatches) == layout.engines % scale == layout.ranks % scale == 0
+    )
 
 
 SYNCHRONOUS = {"launch.placement": "colocated", "control.max_staleness": 0, "simulate.rollout_gpus": None}

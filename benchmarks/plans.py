@@ -16,33 +16,20 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from _cluster import LONGEST, PROMPT, PUBLISHED, Constants, Published, cluster, on_slice
+from _cluster import LONGEST, PROMPT, PUBLISHED, Constants, Published, cluster, on_slice, thinnest
 from _report import RESULTS, report
 
 from fleuve.config.settings import Settings
 from fleuve.simulate.estimate import work_of
-from fleuve.simulate.layout import layout_of
 from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.screen import Screened, fitting, screen
 
 HUGE = replace(PUBLISHED[0], name="1.5B maths, 4,096 devices", nodes=512)
 
 
-def slice_of(settings: Settings) -> int:
-    """The thinnest slice, up to an eighth, with whole engines and ranks."""
-    layout = layout_of(settings)
-    return next(
-        s
-        for s in (8, 4, 2, 1)
-        if settings.control.batch_size % (s * settings.trainer.minibatches) == 0
-        and layout.engines % s == 0
-        and layout.ranks % s == 0
-    )
-
-
 def run(settings: Settings, counted: int) -> SimulationResult:
     """The steady state."""
-    return on_slice(settings, slice_of(settings), min(settings.control.max_staleness, 16) + 3, counted)
+    return on_slice(settings, thinnest(settings), min(settings.control.max_staleness, 16) + 3, counted)
 
 
 def proposed(settings: Settings, count: int) -> list[Screened]:
