@@ -236,7 +236,7 @@ def test_a_run_that_goes_on_after_a_step_that_was_cut_short_has_room_for_every_g
         first = World(eta=2, batch_size=4)
         ready = 12
         run = asyncio.ensure_future(first.controller.run())
-        while first.controller.gate.count(State.READY) + first.controller.gate.count(State.STEPPING) < ready:
+        while first.controller.gate.count(State.READY) + first.controller.gate.count(State.STEPPING) < ready:  # noqa: ASYNC110 (no event is set for it)
             await asyncio.sleep(0.001)
         run.cancel()
         await asyncio.wait([run])
