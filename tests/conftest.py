@@ -2,5 +2,23 @@
 every process that the tests start would inherit that."""
 
 import signal
+from collections.abc import Iterator
+
+import pytest
+
+from fleuve.errors import UserError
+from fleuve.rewards.code.options import CodeOptions
+from fleuve.rewards.code.verify import CodeVerifier
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[CodeVerifier]:
+    """Of code, with time for a busy machine. Skips where no walls can be built for programs."""
+    try:
+        verifier = CodeVerifier(CodeOptions(deadline=60.0))
+    except UserError as error:
+        pytest.skip(str(error))
+    yield verifier
+    verifier.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from fleuve.data.open import open_source
 from fleuve.data.procedural import build, rows
 from fleuve.data.procedural.program import ENDS, LARGEST, LONGEST, MAPS, TESTS, source
 from fleuve.errors import UserError
-from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import CodeVerifier
 
 MEANING: dict[str, Callable[[list[int], int], Any]] = {
@@ -81,16 +80,6 @@ def passes(program: str, tests: list[str]) -> bool:
     except Exception:
         return False
     return True
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[CodeVerifier]:
-    try:
-        verifier = CodeVerifier(CodeOptions(deadline=60.0))
-    except UserError as error:
-        pytest.skip(str(error))
-    yield verifier
-    verifier.close()
 
 
 def test_every_step_has_words_of_its_own_and_the_meanings_here_cover_all() -> None:

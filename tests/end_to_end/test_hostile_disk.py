@@ -14,27 +14,28 @@ from fleuve.config.loader import dump_settings, load_settings
 from fleuve.observe.rundir import create_run_directory
 
 
-def small_disk(directory: Path, kilobytes: int, *arguments: str) -> list[str]:
-    """`arguments` where `directory` is a file system of this size, that goes with the process."""
-    mount = f'mount -t tmpfs -o size={kilobytes}k tmpfs {directory} && exec "$@"'
+def on_disk(directory: Path, options: str, *arguments: str) -> list[str]:
+    """`arguments` where `directory` is a file system with these mount options, that goes with the process."""
+    mount = f'mount -t tmpfs -o {options} tmpfs {directory} && exec "$@"'
     return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", *arguments]
 
 
-def can_mount(directory: Path) -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(small_disk(directory, 100, "true"), capture_output=True, check=False).returncode == 0
-
-
-def test_a_disk_that_fills_up_ends_the_run_with_exit_code_1_and_says_what_is_saved(tmp_path: Path) -> None:
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """Where a file system can be mounted; skips where none can."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if not can_mount(disk):
+    probe = on_disk(disk, "size=100k", "true")
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs a file system of its own")
+    return disk
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_exit_code_1_and_says_what_is_saved(tmp_path: Path, disk: Path) -> None:
     config = write_config(tmp_path)
     flags = ["--run_dir", str(disk / "run"), "--steps", "300", "--rollout.max_new_tokens", "48"]
     done = subprocess.run(
-        small_disk(disk, 120, *command(config, *flags)),
+        on_disk(disk, "size=120k", *command(config, *flags)),
         cwd=tmp_path,
         env=environment(),
         capture_output=True,
@@ -76,16 +77,11 @@ def test_a_second_run_in_the_same_directory_refuses_and_touches_nothing(tmp_path
     assert {path: path.stat().st_mtime_ns for path in first.root.rglob("*")} == before
 
 
-def test_a_directory_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if not can_mount(disk):
-        pytest.skip("needs a file system of its own")
+def test_a_directory_that_cannot_be_written_is_said_before_anything_starts(tmp_path: Path, disk: Path) -> None:
     config = write_config(tmp_path)
-    read_only = f'mount -t tmpfs -o size=100k,ro tmpfs {disk} && exec "$@"'
     arguments = command(config, "--run_dir", str(disk / "run"))
     done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", read_only, "sh", *arguments],
+        on_disk(disk, "size=100k,ro", *arguments),
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleuve.config.settings import RewardSettings
-from fleuve.errors import UserError
 from fleuve.rewards.code.candidate import Answers
 from fleuve.rewards.code.names import builtins_under_test, free_names
 from fleuve.rewards.code.options import CodeOptions
@@ -26,16 +24,6 @@ from fleuve.types import Prompt
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 PATIENT = CodeOptions(seconds=60.0, cpu_seconds=30.0, deadline=120.0)
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[CodeVerifier]:
-    try:
-        verifier = CodeVerifier(CodeOptions(deadline=60.0))
-    except UserError as error:
-        pytest.skip(str(error))
-    yield verifier
-    verifier.close()
 
 
 def fenced(source: str) -> str:

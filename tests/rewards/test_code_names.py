@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,21 +10,9 @@ from fleuve.config.settings import DataSettings
 from fleuve.data.rows import Row
 from fleuve.data.verified import check_verified
 from fleuve.errors import UserError
-from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.rows import Functions
 from fleuve.rewards.code.rows import tests_of as read_tests
 from fleuve.rewards.code.verify import CodeVerifier
-
-
-@pytest.fixture(scope="module")
-def verifier() -> Iterator[CodeVerifier]:
-    try:
-        verifier = CodeVerifier(CodeOptions(deadline=60.0))
-    except UserError as error:
-        pytest.skip(str(error))
-    yield verifier
-    verifier.close()
-
 
 # A function under test with a name of Python's
 
