@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ class MetricsFile:
     """`metrics.jsonl`. Every line is whole and on disk when `write` returns; NaN and infinities become null."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = WholeWrites(path)
 
     def write(self, metrics: Mapping[str, float]) -> None:
         """One step. Whole numbers are written without a decimal point.
@@ -28,35 +29,63 @@ class MetricsFile:
         Raises:
             OSError: the disk is full. Nothing of the line is left.
         """
-        line = msgspec.json.encode({name: _tidy(value) for name, value in metrics.items()}) + b"\n"
-        before = os.fstat(self._file.fileno()).st_size
-        if self._file.write(line) != len(line):  # what still had room
-            os.ftruncate(self._file.fileno(), before)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+        self._file.write(msgspec.json.encode({name: _tidy(value) for name, value in metrics.items()}) + b"\n")
 
     def close(self) -> None:
         self._file.close()
 
 
 class TensorBoard:
-    """A TensorBoard event file under `directory`, one scalar a metric."""
+    """A TensorBoard event file under `directory`, one scalar a metric.
+
+    Its own writer has a thread, whose errors nobody can catch; this one writes where it is called.
+    """
 
     def __init__(self, directory: Path) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event = event_pb2.Event
         self._summary = summary_pb2.Summary
-        self._writer = EventFileWriter(str(directory), flush_secs=10)
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+        self._records = RecordWriter(WholeWrites(directory / name))
+        self._begun = False
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """One step, all metrics in one event."""
+        """One step, all metrics in one event.
+
+        Raises:
+            OSError: the disk is full. Nothing of the event is left.
+        """
+        if not self._begun:  # the format's first record; not at the start, where a full disk would have no step to name
+            self._records.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+            self._begun = True
         values = [self._summary.Value(tag=k, simple_value=v) for k, v in metrics.items() if k != "step"]
         event = self._event(wall_time=time.time(), step=int(metrics["step"]), summary=self._summary(value=values))
-        self._writer.add_event(event)
+        self._records.write(event.SerializeToString())
 
     def close(self) -> None:
-        self._writer.close()
+        self._records.close()
+
+
+class WholeWrites:
+    """A file that is appended to: each piece is whole in it when `write` returns, or not there at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, piece: bytes) -> None:
+        """Raises:
+        OSError: the disk is full. Nothing of the piece is left.
+        """
+        before = os.fstat(self._file.fileno()).st_size
+        if self._file.write(piece) != len(piece):  # what still had room
+            os.ftruncate(self._file.fileno(), before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

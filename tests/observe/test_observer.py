@@ -6,22 +6,25 @@ import io
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fleuve.config.loader import dump_settings, load_settings
 from fleuve.config.settings import Settings
 from fleuve.contracts import RunError
 from fleuve.errors import UserError
 from fleuve.observe.live import LineView, LiveView, sparkline, view_for
-from fleuve.observe.metrics import read_metrics
+from fleuve.observe.metrics import MetricsFile, TensorBoard, read_metrics
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.report import by_staleness, report, smooth, summarise
 from fleuve.observe.rundir import RunDirectory, create_run_directory
@@ -114,8 +117,6 @@ def test_a_run_leaves_everything_in_its_directory(tmp_path: Path) -> None:
 
 
 def test_tensorboard_reads_the_metrics_back(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     config = settings(tmp_path / "run")
     run = create_run_directory(config.run_dir, "")
     with RunObserver(run, config) as observer:
@@ -124,6 +125,35 @@ def test_tensorboard_reads_the_metrics_back(tmp_path: Path) -> None:
     events = EventAccumulator(str(run.tensorboard))
     events.Reload()
     assert [(e.step, round(e.value, 3)) for e in events.Scalars("reward/solved")] == [(1, 0.1), (2, 0.2)]
+
+
+def write_steps(file: MetricsFile | TensorBoard, first: int, last: int) -> None:
+    for step in range(first, last):
+        file.write({"step": step, "reward/solved": 0.5})
+
+
+def test_a_full_disk_is_met_where_the_writing_is_called_never_in_a_thread_of_its_own(tmp_path: Path) -> None:
+    """On every file of the run that is written step by step; what was written before is still whole."""
+    before = set(threading.enumerate())
+    files: list[MetricsFile | TensorBoard] = [MetricsFile(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path / "board")]
+    assert set(threading.enumerate()) == before
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for file in files:
+        write_steps(file, 1, 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))
+        try:
+            with pytest.raises(OSError, match=r"No space left|too large"):
+                write_steps(file, 2, 100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        file.close()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    steps = [event.step for event in events.Scalars("reward/solved")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert steps
 
 
 def test_what_is_switched_off_is_not_written(tmp_path: Path) -> None:
