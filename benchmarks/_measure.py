@@ -21,8 +21,9 @@ from typing import Any
 
 from fleuve.config.settings import Settings
 from fleuve.launch.engines import start_engine
+from fleuve.launch.host import stop_all
 from fleuve.launch.placement import Place, available_cpus
-from fleuve.launch.process import stop_all, thread_environment
+from fleuve.launch.process import thread_environment
 from fleuve.rollout.client import EngineClient
 from fleuve.simulate.calibrate import EngineStep
 from fleuve.types import GenerationRequest, SamplingParams

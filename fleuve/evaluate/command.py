@@ -26,8 +26,8 @@ from fleuve.errors import UserError
 from fleuve.evaluate.evaluate import EvaluationResult, evaluate, part_of
 from fleuve.evaluate.in_run import set_name
 from fleuve.launch.engines import start_engine
+from fleuve.launch.host import Process
 from fleuve.launch.placement import available_cpus
-from fleuve.launch.process import ChildProcess
 from fleuve.modeling.tokenizer import answer_decoder
 from fleuve.rewards.open import open_rewarder
 from fleuve.rollout.client import EngineClient
@@ -211,7 +211,7 @@ async def _run(
         return await _or_death(evaluating, engine)
 
 
-async def _or_death(evaluating: asyncio.Task[EvaluationResult], engine: ChildProcess) -> EvaluationResult:
+async def _or_death(evaluating: asyncio.Task[EvaluationResult], engine: Process) -> EvaluationResult:
     """The result; if the engine dies, its last words are the error, rather than the lost connections."""
     death = asyncio.create_task(engine.died())
     try:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from fleuve.config.settings import RolloutSettings, Settings
 from fleuve.contracts import RolloutError
+from fleuve.launch.host import LOCAL, Host, Process, stop_all
 from fleuve.launch.placement import Place
-from fleuve.launch.process import ChildError, ChildProcess, describe_status, log_tail, stop_all
+from fleuve.launch.process import ChildError, log_tail
 from fleuve.rollout.client import EngineClient
 
 UNKILLABLE = 10.0
@@ -22,7 +23,7 @@ REAPED = 0.2
 
 @dataclass(frozen=True)
 class _Running:
-    child: ChildProcess
+    child: Process
     client: EngineClient
 
 
@@ -30,10 +31,13 @@ class EngineProcesses:
     """Implements `contracts.Supervisor`. `worker-0`, `worker-1`, … have the `places`, again and again; workers of other
     names float over all cores. Each writes to `logs/NAME.log`, a restarted one behind what it had written before."""
 
-    def __init__(self, settings: Settings, logs: Path, weights: Path, places: Sequence[Place]) -> None:
+    def __init__(
+        self, settings: Settings, logs: Path, weights: Path, places: Sequence[Place], host: Host = LOCAL
+    ) -> None:
         self._settings = settings
         self._logs = logs
         self._weights = weights
+        self._host = host
         self._places = {f"worker-{index}": place for index, place in enumerate(places)}
         self._elsewhere = Place(cpus=None, threads=places[0].threads)
         self._running: dict[str, _Running] = {}
@@ -49,7 +53,7 @@ class EngineProcesses:
         return [self._running[name].client for name in self.names]
 
     @property
-    def children(self) -> list[ChildProcess]:
+    def children(self) -> list[Process]:
         """Every process there is."""
         return [running.child for running in self._running.values()]
 
@@ -68,6 +72,7 @@ class EngineProcesses:
             threads=place.threads,
             cpus=place.cpus,
             weights=self._weights,
+            host=self._host,
         )
         request_timeout = rollout.request_timeout + self._settings.longest_pause
         client = EngineClient(worker, child.url, request_timeout, rollout.update_timeout, child.token)
@@ -108,9 +113,9 @@ class EngineProcesses:
         if alive:
             return f"process {child.pid} was there and is killed"
         last = log_tail(child.log_path, 1) if status > 0 else ""
-        return f"process {child.pid} had ended: {describe_status(status)}" + (f" ({last.strip()})" if last else "")
+        return f"process {child.pid} had ended: {child.ending}" + (f" ({last.strip()})" if last else "")
 
-    async def close(self, *others: ChildProcess) -> None:
+    async def close(self, *others: Process) -> None:
         """End every process, and `others` beside them."""
         running, self._running = list(self._running.values()), {}
         await stop_all([*others, *(r.child for r in running)])
@@ -127,7 +132,8 @@ async def start_engine(
     threads: int,
     cpus: Collection[int] | None = None,
     weights: Path | None = None,
-) -> ChildProcess:
+    host: Host = LOCAL,
+) -> Process:
     """An engine that serves `model`, once it answers. `weights` is the directory that it may read new ones from.
 
     Raises:
@@ -144,7 +150,7 @@ async def start_engine(
         "name": name,
         "weights": None if weights is None else str(weights),
     }
-    return await ChildProcess.start(
+    return await host.start(
         name,
         "fleuve.engine",
         options,

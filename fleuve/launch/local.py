@@ -15,8 +15,8 @@ from fleuve.control.fleet import FleetPolicy
 from fleuve.control.health import HealthPolicy
 from fleuve.launch.engines import EngineProcesses
 from fleuve.launch.history import History
+from fleuve.launch.host import LOCAL, Host, Process
 from fleuve.launch.placement import Place, available_cpus, place
-from fleuve.launch.process import ChildProcess
 from fleuve.launch.trainer import SupervisedTrainer
 from fleuve.weights.directory import make_directory
 
@@ -27,11 +27,11 @@ class System:
 
     trainer: SupervisedTrainer
     engines: EngineProcesses
-    start_trainer: Callable[[Settings], Awaitable[ChildProcess]]
+    start_trainer: Callable[[Settings], Awaitable[Process]]
     """Starts a trainer by other settings, in the place of the one there is."""
 
     @property
-    def children(self) -> list[ChildProcess]:
+    def children(self) -> list[Process]:
         """Every process, as of now."""
         return [*([self.trainer.process] if self.trainer.process else []), *self.engines.children]
 
@@ -76,13 +76,13 @@ async def start(
         yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, places.trainer))
 
 
-async def start_trainer(settings: Settings, logs: Path, weights: Path, spot: Place) -> ChildProcess:
+async def start_trainer(settings: Settings, logs: Path, weights: Path, spot: Place, host: Host = LOCAL) -> Process:
     """A trainer's process, once it answers; it publishes in the directory `weights`.
 
     Raises:
         ChildError: it did not come up.
     """
-    return await ChildProcess.start(
+    return await host.start(
         "trainer",
         "fleuve.train",
         {

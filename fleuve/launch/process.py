@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -73,12 +74,15 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         huge_pages: bool = True,
         start_timeout: float = 180.0,
+        address: str = "127.0.0.1",
+        ports: tuple[int, int] | None = None,
     ) -> ChildProcess:
         """Start a child and, if it has a socket, wait until its `GET /health` answers 200.
 
         The socket is bound here and inherited by the child: nobody can take the port in between, and a request sent
         before the child listens waits instead of being refused. `cpus` None leaves it on all of them. Its server gets a
-        token of its own through the environment, which other accounts of this machine cannot read.
+        token of its own through the environment, which other accounts of this machine cannot read. It listens on
+        `address`, on any free port, or the first free one from `ports[0]` to `ports[1]`.
 
         Raises:
             ChildError: it died before it answered, or did not answer within `start_timeout` seconds.
@@ -87,8 +91,8 @@ class ChildProcess:
         extra = thread_environment(threads, huge_pages) | dict(env or {})
         if cpus:
             extra[CPUS_VARIABLE] = ",".join(str(cpu) for cpu in sorted(cpus))
-        sock = _bind() if with_socket else None
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}" if sock else ""
+        sock = _bind(address, ports) if with_socket else None
+        url = f"http://{address}:{sock.getsockname()[1]}" if sock else ""
         token = secrets.token_urlsafe() if sock else None
         if sock and token:
             extra |= {SOCKET_VARIABLE: str(sock.fileno()), TOKEN_VARIABLE: token}
@@ -123,6 +127,12 @@ class ChildProcess:
     @property
     def alive(self) -> bool:
         return self._process.returncode is None
+
+    @property
+    def ending(self) -> str:
+        """`exit status 3`, or `killed by SIGKILL`; empty while it lives."""
+        status = self._process.returncode
+        return "" if status is None else describe_status(status)
 
     async def wait(self) -> int:
         """The exit status, negative for a signal; waits for the end."""
@@ -173,11 +183,6 @@ class ChildProcess:
         raise ChildError(self.name, what, self.log_path)
 
 
-async def stop_all(children: Collection[ChildProcess], grace: float = 5.0) -> None:
-    """Stop them side by side, so that the end of a run takes as long as its slowest process and not the sum."""
-    await asyncio.gather(*(child.stop(grace) for child in children))
-
-
 def thread_environment(threads: int, huge_pages: bool = True) -> dict[str, str]:
     """Environment of a process that computes with `threads` threads.
 
@@ -218,15 +223,22 @@ def log_tail(path: Path, lines: int = _TAIL_LINES) -> str:
     return "\n".join(text.rstrip().splitlines()[-lines:])
 
 
-def _bind() -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.bind(("127.0.0.1", 0))
-        sock.listen(_BACKLOG)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+def _bind(address: str, ports: tuple[int, int] | None) -> socket.socket:
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock.bind((address, port))
+            sock.listen(_BACKLOG)
+            return sock
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE or port == last:
+                raise
+        except BaseException:
+            sock.close()
+            raise
+    raise ValueError(f"no ports from {first} to {last}")
 
 
 async def _poll_health(url: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fleuve.contracts import Trainer
 from fleuve.control.controller import Controller
-from fleuve.launch.process import ChildProcess
+from fleuve.launch.host import Process
 
 STEP_GRACE = 3.0
 """Seconds after Ctrl-C for which the step in progress may go on before it is cut short."""
@@ -28,13 +28,11 @@ class Stop:
         self._main = main
         self._controller: Controller | None = None
         self._trainer: Trainer | None = None
-        self._children: Callable[[], Sequence[ChildProcess]] = list
+        self._children: Callable[[], Sequence[Process]] = list
         self._cut: asyncio.Task[None] | None = None
         self._ending = False
 
-    def controls(
-        self, controller: Controller, trainer: Trainer, children: Callable[[], Sequence[ChildProcess]]
-    ) -> None:
+    def controls(self, controller: Controller, trainer: Trainer, children: Callable[[], Sequence[Process]]) -> None:
         """From here on there is something to end cleanly. `children()` are the processes of that moment."""
         self._controller, self._trainer, self._children = controller, trainer, children
 

@@ -11,13 +11,14 @@ from typing import TypeVar
 from fleuve.contracts import TrainerError, TrainerLostError
 from fleuve.launch.background import in_background
 from fleuve.launch.history import History, Reading
-from fleuve.launch.process import ChildError, ChildProcess
+from fleuve.launch.host import Process
+from fleuve.launch.process import ChildError
 from fleuve.train.client import TrainerClient
 from fleuve.types import Batch, StepResult, WeightFile
 
 T = TypeVar("T")
 
-Start = Callable[[], Awaitable[ChildProcess]]
+Start = Callable[[], Awaitable[Process]]
 Made = Callable[[Batch, StepResult], None]
 """Told of a step that is made once more, each time that it is."""
 
@@ -39,7 +40,7 @@ LOSSES = 3
 class _Life:
     """One process, and the connections to it."""
 
-    process: ChildProcess
+    process: Process
     client: TrainerClient
 
 
@@ -129,7 +130,7 @@ class SupervisedTrainer:
             await asyncio.sleep(IDLE_LOOK)
 
     @property
-    def process(self) -> ChildProcess | None:
+    def process(self) -> Process | None:
         """The process of this moment; None between two."""
         return None if self._life is None else self._life.process
 
@@ -290,7 +291,7 @@ class SupervisedTrainer:
             made(batch, result)
 
 
-async def _last_words(process: ChildProcess) -> str:
+async def _last_words(process: Process) -> str:
     """What it died of, which says more than the connection that was lost; nothing if it lives."""
     try:
         async with asyncio.timeout(LAST_WORDS):

@@ -1,0 +1,112 @@
+"""Who starts processes: this machine (`LOCAL`), or a cluster. What the rest of the launch room knows of a process is
+`Process`, wherever it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fleuve.launch.process import ChildError, ChildProcess
+from fleuve.types import WeightFile
+
+
+class Process(Protocol):
+    """One process of a run: `python -m module '<options as JSON>'`. Of this machine: `process.ChildProcess`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def log_path(self) -> Path:
+        """Its log, on this machine."""
+
+    @property
+    def url(self) -> str:
+        """Of its server."""
+
+    @property
+    def token(self) -> str | None:
+        """What its server wants to be shown."""
+
+    @property
+    def pid(self) -> int:
+        """On the machine that it runs on."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def ending(self) -> str:
+        """What it has come to, in a few words; empty while it lives."""
+
+    async def wait(self) -> int:
+        """The exit status, negative for a signal; waits for the end."""
+
+    async def died(self) -> ChildError:
+        """Waits until it ends without having been told to, and returns the error that says so."""
+
+    async def stop(self, grace: float = 5.0) -> int:
+        """SIGTERM, then after `grace` seconds SIGKILL, for it and all that it started."""
+
+    def kill(self) -> None:
+        """SIGKILL for it and all that it started, at once; may be called again, and after it has ended."""
+
+
+class Host(Protocol):
+    """Starts processes by name. The names are those of the plan: `trainer`, `worker-0`, …; others find a place too."""
+
+    async def start(
+        self,
+        name: str,
+        module: str,
+        options: Mapping[str, Any],
+        log_path: Path,
+        *,
+        cpus: Collection[int] | None = None,
+        threads: int = 1,
+        start_timeout: float = 180.0,
+    ) -> Process:
+        """A process whose server answers.
+
+        Raises:
+            ChildError: it died before it answered, did not answer within `start_timeout` seconds, or has no place.
+        """
+
+    async def deliver(self, weights: WeightFile, process: Process) -> None:
+        """See to it that `process` finds `weights` at their path. Call it before the process is told to read them.
+
+        Raises:
+            RolloutError: they cannot be brought to where it runs.
+        """
+
+
+class LocalHost:
+    """Every process is a child of this one."""
+
+    async def start(
+        self,
+        name: str,
+        module: str,
+        options: Mapping[str, Any],
+        log_path: Path,
+        *,
+        cpus: Collection[int] | None = None,
+        threads: int = 1,
+        start_timeout: float = 180.0,
+    ) -> Process:
+        return await ChildProcess.start(
+            name, module, options, log_path, cpus=cpus, threads=threads, start_timeout=start_timeout
+        )
+
+    async def deliver(self, weights: WeightFile, process: Process) -> None:
+        """They are there: one machine has one file system."""
+
+
+LOCAL = LocalHost()
+
+
+async def stop_all(processes: Collection[Process], grace: float = 5.0) -> None:
+    """Stop them side by side, so that the end of a run takes as long as its slowest process and not the sum."""
+    await asyncio.gather(*(process.stop(grace) for process in processes))
