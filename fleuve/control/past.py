@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from fleuve.contracts import PromptSource
 from fleuve.control.answers import Answers
@@ -109,20 +109,26 @@ class Past:
         return batch
 
 
-def whole_waves(records: Iterable[Record], running: Collection[int] = ()) -> int:
-    """How many of a journal's `records` to keep, so that they end between two waves: the groups of a wave are sampled
-    together, or their answers are not the same to the last bit. `running` are the groups that ran before."""
-    alive = set(running)
-    read = kept = 0
+def whole_waves(records: Iterable[Record], running: Collection[int] = ()) -> Iterator[Record]:
+    """Of a journal's `records` those up to the end of the last whole wave: the groups of a wave are sampled together,
+    or their answers are not the same to the last bit. `running` are the groups that ran before; if there are any, all
+    are kept."""
+    if running:
+        yield from records
+        return
+    alive: set[int] = set()
+    wave: list[Record] = []
     for record in records:
         if isinstance(record, Admitted):
             if not alive:
-                kept = read
+                yield from wave
+                wave = []
             alive.add(record.group)
         elif isinstance(record, Ready | Dropped):
             alive.discard(record.group)
-        read += 1
-    return kept if alive and not running else read
+        wave.append(record)
+    if not alive:
+        yield from wave
 
 
 def snapshot(

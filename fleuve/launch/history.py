@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from fleuve.control.journal import Record
 from fleuve.control.past import Past, whole_waves
 from fleuve.launch.background import in_background
 from fleuve.launch.checkpoints import Checkpoint, committed
-from fleuve.launch.journal import read_journal
+from fleuve.launch.journal import first_of, read_journal, segments
 from fleuve.types import Batch
 
 
@@ -25,8 +24,18 @@ class History:
     def open(self, source: PromptSource | None = None, *, whole: bool = False) -> Reading:
         """Read it from the last checkpoint on. `source` is moved along; with `whole` the past ends between two waves
         (`past.whole_waves`)."""
+        return Reading(self._newest(), self._journal, source, whole)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the journal tells of anything after the last checkpoint."""
+        checkpoint = self._newest()
+        first = checkpoint.state().next if checkpoint is not None else 0
+        return any(path.stat().st_size > 0 for path in segments(self._journal) if first_of(path) >= first)
+
+    def _newest(self) -> Checkpoint | None:
         found = committed(self._checkpoints)
-        return Reading(found[-1] if found else None, self._journal, source, whole)
+        return found[-1] if found else None
 
 
 class Reading:
@@ -37,14 +46,14 @@ class Reading:
         self.past = Past(source)
         self.next = 0
         """The number of the journal's record after the last that was read."""
+        self.steps = 0
+        """How many batches there were."""
         if checkpoint is not None:
             for record in checkpoint.records():
                 self.past.apply(record)
             self.next = checkpoint.state().next
-        self._records: Iterator[Record] = read_journal(journal, self.next)
-        if whole:
-            count = whole_waves(read_journal(journal, self.next), self.past.running)
-            self._records = itertools.islice(self._records, count)
+        records = read_journal(journal, self.next)
+        self._records: Iterator[Record] = whole_waves(records, self.past.running) if whole else records
 
     @property
     def version(self) -> int:
@@ -56,14 +65,16 @@ class Reading:
         while (batch := await in_background(self._next_batch)) is not None:
             yield batch
 
-    def read_to_the_end(self) -> int:
-        """How many steps there are to be made again."""
-        return sum(1 for _ in iter(self._next_batch, None))
+    def read_to_the_end(self) -> None:
+        """Pass the batches over that are left."""
+        while self._next_batch() is not None:
+            pass
 
     def _next_batch(self) -> Batch | None:
         for record in self._records:
             batch = self.past.apply(record)
             self.next += 1
             if batch is not None:
+                self.steps += 1
                 return batch
         return None

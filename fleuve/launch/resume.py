@@ -14,22 +14,18 @@ from fleuve.errors import UserError
 from fleuve.launch.checkpoints import PART, Checkpoint, Checkpoints, checkpoint_at, committed
 from fleuve.launch.history import History
 from fleuve.launch.journal import segments
-from fleuve.observe.earlier import Earlier, keep_until
+from fleuve.observe.earlier import Earlier, reported
 from fleuve.observe.rundir import RunDirectory, continue_run_directory, create_run_directory
 
 
 @dataclass
 class Opened:
-    """A run directory that this process holds. `version` and `next` are what its past comes to: the policy version, and
-    the number of the journal's next record; `replay` is how many steps are to be made once more for that."""
+    """A run directory that this process holds. What its past comes to is known once its `history` has been read."""
 
     run: RunDirectory
     history: History
     former: Settings | None = None
     """The settings of its last life, where they differ in what a step depends on."""
-    version: int = 0
-    next: int = 0
-    replay: int = 0
     continued: bool = False
     earlier: Earlier = field(default_factory=Earlier)
     notes: list[str] = field(default_factory=list)
@@ -38,8 +34,7 @@ class Opened:
         """What the user should know of it, a line each."""
         if not self.continued:
             return []
-        again = f"; {self.replay} steps are made again from what was generated for them" if self.replay else ""
-        return [f"going on with the run in {self.run.root} at version {self.version}{again}", *self.notes]
+        return [f"going on with the run in {self.run.root}", *self.notes]
 
 
 def finished(settings: Settings) -> bool:
@@ -124,13 +119,10 @@ def _compare(config: Path, settings: Settings) -> Changes:
 def _go_on(run: RunDirectory, settings: Settings, changes: Changes | None) -> Opened:
     _tidy(run)
     history = History(run.checkpoints, run.journal)
-    past = history.open(whole=settings.reproducible)
-    replay = past.read_to_the_end()
-    opened = Opened(run, history, version=past.version, next=past.next, replay=replay, continued=True)
-    opened.earlier = keep_until(run, past.version)
+    opened = Opened(run, history, continued=True, earlier=reported(run))
     if changes is not None:
         opened.notes = changes.taken_over()
-        if changes.of_training and replay:
+        if changes.of_training and history.goes_on:
             opened.former = load_settings(run.config)
     return opened
 

@@ -29,6 +29,7 @@ from fleuve.launch.resume import Opened, finished, open_run
 from fleuve.launch.saver import Saver
 from fleuve.launch.stop import Stop
 from fleuve.modeling.tokenizer import answer_decoder, load_tokenizer
+from fleuve.observe.earlier import cut_reports
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.remake import Remake
@@ -144,7 +145,6 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
     observer.note("starting the trainer, the rollout workers and the verifiers")
     tokenizer, source = await in_background(lambda: _open_data(settings))
     reading = opened.history.open(source, whole=settings.reproducible)
-    journal = JournalFile(run.journal, opened.next, observer.note)
     async with (
         start(settings, run.logs, opened.history, observer.note, opened.former or settings) as system,
         open_rewarder(
@@ -164,6 +164,11 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
         )
         observer.also(fleet.gauges)
         await trainer.bring_up(reading, Remake(settings, observer, opened.earlier.steps))
+        if opened.continued:
+            again = f"; {reading.steps} steps were made again from what was generated for them" if reading.steps else ""
+            observer.note(f"it is at version {reading.version}{again}")
+            cut_reports(run, reading.version)
+        journal = JournalFile(run.journal, reading.next, observer.note)
         checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep)
         saver = Saver(checkpoints, trainer, journal, observer.note)
         controller = Controller(
@@ -179,7 +184,8 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
             past=reading.past,
         )
         if opened.former is not None:
-            await saver.save(controller.version, controller.snapshot())
+            if reading.steps:
+                await saver.save(controller.version, controller.snapshot())
             await trainer.change(lambda: system.start_trainer(settings))
         run.write_config(dump_settings(settings))
         if controller.version:

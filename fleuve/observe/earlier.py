@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 
 from fleuve.observe.metrics import read_metrics
 from fleuve.observe.rundir import RunDirectory
@@ -23,27 +20,33 @@ class Earlier:
     elapsed: float = 0.0
 
 
-def keep_until(run: RunDirectory, version: int) -> Earlier:
-    """Cut the run's reports after `version`, to which it goes back; what is left.
-
-    After a power failure a row can be on the disk and what it tells of not. A line that was cut off goes too.
-    """
+def reported(run: RunDirectory) -> Earlier:
+    """What there is of it. A last line of the metrics that was cut off goes."""
     if not run.metrics.exists():
         return Earlier()
     rows = read_metrics(run.metrics)
-    kept = [row for row in rows if row["step"] <= version]
-    text = b"".join(msgspec.json.encode(row) + b"\n" for row in kept)
-    if len(kept) < len(rows) or not run.metrics.read_bytes().endswith(b"\n"):
-        _replace(run.metrics, text)
+    content = run.metrics.read_bytes()
+    os.truncate(run.metrics, content.rfind(b"\n") + 1)
+    elapsed = rows[-1].get("time/elapsed") if rows else None
+    return Earlier(frozenset(int(row["step"]) for row in rows), float(elapsed or 0.0))
+
+
+def cut_reports(run: RunDirectory, version: int) -> None:
+    """Take back what was reported of steps after `version`, to which the run goes back: after a power failure a row can
+    be on the disk and what it tells of not.
+
+    Who has the metrics open to append to them goes on behind what is left: the file is the same.
+    """
+    if run.metrics.exists():
+        size = 0
+        for line, row in zip(
+            run.metrics.read_bytes().splitlines(keepends=True), read_metrics(run.metrics), strict=True
+        ):
+            if row["step"] > version:
+                break
+            size += len(line)
+        os.truncate(run.metrics, size)
     for path in run.rollouts.iterdir():
         match = _ROLLOUTS.fullmatch(path.name)
         if match and int(match[1]) > version:
             path.unlink()
-    elapsed = kept[-1].get("time/elapsed") if kept else None
-    return Earlier(frozenset(int(row["step"]) for row in kept), float(elapsed or 0.0))
-
-
-def _replace(path: Path, text: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(text)
-    os.replace(part, path)

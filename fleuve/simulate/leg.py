@@ -133,9 +133,8 @@ class Leg:
         if earlier is not None and saved is not None:
             for record in saved.records:
                 past.apply(record)
-            written = list(earlier.journal.since(saved.next)) if case.resume == "journal" else []
-            whole = whole_waves(written, past.running) if settings.reproducible else len(written)
-            for record in written[:whole]:
+            written = earlier.journal.since(saved.next) if case.resume == "journal" else []
+            for record in whole_waves(written, past.running) if settings.reproducible else written:
                 past.apply(record)
         start = past.version
         scored = saved.scored if saved is not None else frozenset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from fleuve.config.loader import dump_settings, setting_names
 from fleuve.config.settings import Settings
 from fleuve.control.journal import Admitted, Ready, Step
 from fleuve.errors import UserError
+from fleuve.launch.history import Reading
 from fleuve.launch.journal import JournalFile
-from fleuve.launch.resume import finished, open_run
+from fleuve.launch.resume import Opened, finished, open_run
+from fleuve.observe.earlier import cut_reports
 from fleuve.observe.rundir import continue_run_directory
 from fleuve.types import Prompt
 
@@ -43,14 +46,22 @@ def leave_a_run(settings: Settings, steps: int) -> None:
     opened.run.release()
 
 
+def read(opened: Opened, settings: Settings) -> Reading:
+    """Its past, to the end."""
+    reading = opened.history.open(whole=settings.reproducible)
+    reading.read_to_the_end()
+    return reading
+
+
 def test_a_run_that_is_there_is_gone_on_with(tmp_path):
     settings = make(tmp_path)
     leave_a_run(settings, 3)
     opened = open_run(settings, "auto")
-    assert (opened.version, opened.next, opened.replay) == (3, 10, 3)
+    reading = read(opened, settings)
+    assert (reading.version, reading.next, reading.steps) == (3, 10, 3)
     assert opened.earlier.steps == {1, 2, 3}
     assert opened.earlier.elapsed == 31.5
-    assert "at version 3" in opened.words()[0]
+    assert "going on with the run" in opened.words()[0]
     opened.run.release()
     assert not (tmp_path / "run.1").exists()
 
@@ -88,15 +99,37 @@ def test_a_synchronous_run_goes_back_to_the_beginning_of_the_wave_that_was_under
     settings = make(tmp_path, control={"max_staleness": 0})
     leave_a_run(settings, 3)
     opened = open_run(settings, "auto")
-    assert (opened.version, opened.next) == (3, 9)
+    reading = read(opened, settings)
+    assert (reading.version, reading.next) == (3, 9)
     opened.run.release()
+
+
+@pytest.fixture(scope="module")
+def opened_files() -> list[str]:
+    """The names of all files that are opened from here on."""
+    names: list[str] = []
+    sys.addaudithook(lambda event, arguments: names.append(str(arguments[0])) if event == "open" else None)
+    return names
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_the_journal_is_read_once(tmp_path, opened_files, staleness):
+    settings = make(tmp_path, control={"max_staleness": staleness})
+    leave_a_run(settings, 3)
+    opened_files.clear()
+    opened = open_run(settings, "auto")
+    reading = read(opened, settings)
+    JournalFile(opened.run.journal, reading.next, print).close()
+    opened.run.release()
+    written = f"{reading.next:012d}.bin"
+    assert [Path(name).name for name in opened_files if "/journal/" in name] == ["000000000000.bin", written]
 
 
 def test_with_resume_no_it_is_moved_aside(tmp_path):
     settings = make(tmp_path)
     leave_a_run(settings, 2)
     opened = open_run(settings, "no")
-    assert (opened.version, opened.continued, opened.words()) == (0, False, [])
+    assert (opened.continued, opened.words()) == (False, [])
     assert (tmp_path / "run.1" / "journal").exists()
     opened.run.release()
 
@@ -153,6 +186,16 @@ def test_other_changes_are_taken_over_and_said_and_steps_are_made_again_by_the_f
     opened.run.release()
 
 
+def test_with_nothing_after_the_last_checkpoint_other_values_hold_from_the_start(tmp_path):
+    settings = make(tmp_path)
+    leave_a_run(settings, 0)
+    (segment,) = (tmp_path / "run" / "journal").iterdir()
+    segment.write_bytes(b"")
+    opened = open_run(make(tmp_path, trainer={"learning_rate": 1e-4}), "auto")
+    assert opened.former is None
+    opened.run.release()
+
+
 def test_reports_of_steps_that_are_not_in_the_journal_are_cut(tmp_path):
     settings = make(tmp_path)
     leave_a_run(settings, 2)
@@ -162,8 +205,13 @@ def test_reports_of_steps_that_are_not_in_the_journal_are_cut(tmp_path):
     (run / "rollouts" / "step-000003.jsonl").write_text("{}\n")
     (run / "rollouts" / "step-000002.jsonl").write_text("{}\n")
     opened = open_run(settings, "auto")
-    assert (run / "metrics.jsonl").read_text() == '{"step":1,"time/elapsed":10.5}\n{"step":2,"time/elapsed":21.0}\n'
-    assert [path.name for path in (run / "rollouts").iterdir()] == ["step-000002.jsonl"]
+    with (run / "metrics.jsonl").open("a") as reports:  # they are open by then
+        cut_reports(opened.run, read(opened, settings).version)
+        rows = '{"step":1,"time/elapsed":10.5}\n{"step":2,"time/elapsed":21.0}\n'
+        assert (run / "metrics.jsonl").read_text() == rows
+        assert [path.name for path in (run / "rollouts").iterdir()] == ["step-000002.jsonl"]
+        reports.write('{"step":3}\n')
+    assert (run / "metrics.jsonl").read_text() == rows + '{"step":3}\n'
     opened.run.release()
 
 
