@@ -34,7 +34,7 @@ from fleuve.control.failures import Failures, check_finite
 from fleuve.control.fleet import Fleet
 from fleuve.control.garbage import seldom_collected
 from fleuve.control.gate import Gate
-from fleuve.control.journal import Admitted, Dropped, Evaluated, Journal, NoJournal, Record, Step, ready
+from fleuve.control.journal import Admitted, Dropped, Evaluated, Journal, NoJournal, Record, ready, stepped
 from fleuve.control.past import Past, snapshot
 from fleuve.control.reporting import Reporter
 from fleuve.control.resumption import resumption
@@ -86,7 +86,7 @@ class Controller:
         self._reported_evaluation = past.evaluated
         self._stopping = False
         self._failures = Failures(past.failures.attempts)
-        self._dynamic_sampling = DynamicSampling(settings.control.batch_size)
+        self._dynamic_sampling = DynamicSampling(settings.control.batch_size, past.without_signal)
         self._reporter = Reporter(observer, self.gate)
         self._delivery = Delivery(
             settings, self.gate, fleet, observer, self._reporter, self._signal, evaluate, past.evaluated
@@ -152,6 +152,7 @@ class Controller:
             evaluated=self._reported_evaluation,
             next_record=self._journal.next,
             attempts=self._failures.attempts,
+            without_signal=self._dynamic_sampling.without_signal,
         )
 
     # --- admit ------------------------------------------------------------------------------------------------------
@@ -322,7 +323,7 @@ class Controller:
         batch = Batch(version=self.version, groups=[self._ready.pop(group) for group in chosen])
         self.gate.begin_step(chosen)
         result = await self._train_batch(batch)
-        stepped = self._now()
+        made = self._now()
         trained = bool(result.trained) and not self.cut
         weights = await self._trainer.publish(self._fleet.served_version) if trained else None
         if colocated:
@@ -332,12 +333,12 @@ class Controller:
         published = self._now()
         self._delivery.offer(weights)
         self._observer.span("trainer", "wait for batch", waiting_since, started)
-        self._observer.span("trainer", f"step {self.version}", started, stepped, groups=len(result.trained))
-        self._observer.span("trainer", "publish", stepped, published)
+        self._observer.span("trainer", f"step {self.version}", started, made, groups=len(result.trained))
+        self._observer.span("trainer", "publish", made, published)
         times = {
             "time/step": published - self._last_step_at,
             "time/wait_for_batch": started - waiting_since,
-            "time/publish": published - stepped,
+            "time/publish": published - made,
         }
         self._last_step_at = published
         if self.version == self._settings.steps:
@@ -389,8 +390,7 @@ class Controller:
         self._ready.update(left)
         if trained:
             self.version = result.version
-            order = [group.id for group in batch.groups]
-            self._journal.write(Step(version=result.version, groups=order, trained=result.trained))
+            self._journal.write(stepped(batch, result))
             self.gate.end_step(result.trained, result.version)
             for group in result.trained:
                 del self._prompts[group]

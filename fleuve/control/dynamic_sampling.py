@@ -35,9 +35,16 @@ def has_signal(rewards: Sequence[float]) -> bool:
 class DynamicSampling:
     """Which finished groups are kept, and when to give up. A pure state machine."""
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, without_signal: int = 0) -> None:
+        """`without_signal`: how many groups in a row had none before, whose rewards are not known any more."""
         self.limit = max(BATCHES * batch_size, AT_LEAST)
+        self._before = without_signal
         self._without_signal: list[Sequence[float]] = []  # of the groups since the last that had a signal
+
+    @property
+    def without_signal(self) -> int:
+        """How many groups in a row had no signal."""
+        return self._before + len(self._without_signal)
 
     def keep(self, rewards: Sequence[float]) -> bool:
         """Whether the group of these `compared` rewards is to be trained; False: replace it.
@@ -46,10 +53,11 @@ class DynamicSampling:
             RunError: it is the `limit`-th in a row to be replaced.
         """
         if has_signal(rewards):
+            self._before = 0
             self._without_signal.clear()
             return True
         self._without_signal.append(rewards)
-        if len(self._without_signal) >= self.limit:
+        if self.without_signal >= self.limit:
             raise RunError(self._what_was_seen())
         return False
 
@@ -62,10 +70,12 @@ class DynamicSampling:
             scores = f"mean {mean:.3g}, from {min(rewards):g} to {max(rewards):g}"
         else:
             scores = f"every answer scored {rewards[0]:g}" if rewards else "none"
+        since = f"of the last {len(groups)}: " if self._before else ""
         small = sum(len(group) < 2 for group in groups)
         few = f"; {small} of them had fewer than two answers to compare" if small else ""
         return (
-            f"{len(groups)} groups in a row had no signal: all answers to a prompt had one reward ({scores}{few}), "
+            f"{self.without_signal} groups in a row had no signal: all answers to a prompt had one reward "
+            f"({since}{scores}{few}), "
             "and algorithm.dynamic_sampling drops such groups; give it easier problems if none are solved, harder ones "
             "if all are, a larger rollout.group_size, or set algorithm.dynamic_sampling = false"
         )

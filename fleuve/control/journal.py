@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import msgspec
 
 from fleuve.types import (
+    Batch,
     FinishReason,
     Float32Array,
     Group,
     Int32Array,
     Prompt,
+    StepResult,
     Trajectory,
     Verdict,
     decode,
@@ -32,8 +34,9 @@ MAX_RECORD = 1 << 31
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     """The ledger at one moment: `source` is the data cursor, `next` the number of the first record after it,
-    `evaluated` the version of the last evaluation that was reported, `attempts` counts failed groups by prompt. The
-    groups alive follow as `Admitted` and `Ready`, and what is known of the running ones' answers.
+    `evaluated` the version of the last evaluation that was reported, `attempts` counts failed groups by prompt, and
+    `without_signal` those in a row that dynamic sampling replaced. The groups alive follow as `Admitted` and `Ready`,
+    and what is known of the running ones' answers.
     """
 
     version: int
@@ -44,6 +47,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     next: int = 0
     evaluated: int | None = None
     attempts: dict[str, int] = {}
+    without_signal: int = 0
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
@@ -137,6 +141,11 @@ class NoJournal:
 def ready(group: Group) -> Ready:
     """The record of a finished group."""
     return Ready(group=group.id, trajectories=group.trajectories, admitted_version=group.admitted_version)
+
+
+def stepped(batch: Batch, result: StepResult) -> Step:
+    """The record of a step that came to `result`."""
+    return Step(version=result.version, groups=[group.id for group in batch.groups], trained=result.trained)
 
 
 def frame(record: Record, number: int) -> bytes:

@@ -33,6 +33,8 @@ class Past:
         self.ready: dict[int, Group] = {}
         self.answers: dict[int, Answers] = {}
         self.failures = Failures()
+        self.without_signal = 0
+        """Groups in a row that dynamic sampling replaced."""
         self._source = source
         self._restored_below = 0  # groups below this were admitted before the state that this began with
 
@@ -55,6 +57,7 @@ class Past:
             case Ready(group=group, trajectories=trajectories, admitted_version=version):
                 prompt = self._leaves(group)
                 self.failures.succeeded(prompt.id)
+                self.without_signal = 0
                 self.ready[group] = Group(id=group, prompt=prompt, trajectories=trajectories, admitted_version=version)
             case Dropped(group=group, reason=reason, again=again):
                 self._drop(group, reason, again)
@@ -72,6 +75,7 @@ class Past:
         self.evaluated = state.evaluated
         self.running, self.ready, self.answers = {}, {}, {}
         self.failures = Failures(state.attempts)
+        self.without_signal = state.without_signal
         self._restored_below = state.admitted
         if self._source is not None:
             self._source.restore(state.source)
@@ -94,6 +98,7 @@ class Past:
             self.failures.failed(prompt.id)
         elif reason == "no signal":
             self.failures.succeeded(prompt.id)
+            self.without_signal += 1
         if again and self._source is not None:
             self._source.give_back(prompt)
 
@@ -142,6 +147,7 @@ def snapshot(
     evaluated: int | None = None,
     next_record: int = 0,
     attempts: Mapping[str, int] | None = None,
+    without_signal: int = 0,
 ) -> list[Record]:
     """What a checkpoint keeps of a controller, between two steps: the ledger and the data cursor, then every group
     alive (all `prompts`), those `finished` with their answers, and what there is of the other `answers`. `next_record`
@@ -157,6 +163,7 @@ def snapshot(
         next=next_record,
         evaluated=evaluated,
         attempts=dict(attempts or {}),
+        without_signal=without_signal,
     )
     alive = [Admitted(group=group, prompt=prompt, version=version) for group, prompt in prompts.items()]
     return [state, *alive, *(ready(group) for group in finished), *answers]

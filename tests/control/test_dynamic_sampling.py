@@ -1,6 +1,7 @@
 """Dynamic sampling: groups whose answers tie are replaced within the gate's law, and never for ever without a word."""
 
 import asyncio
+import copy
 import random
 from collections import Counter
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lives import Memory
 from world import Engine, World
 
 from fleuve.contracts import RunError
 from fleuve.control.dynamic_sampling import DynamicSampling, compared, has_signal
 from fleuve.control.gate import State
+from fleuve.control.journal import Record
+from fleuve.control.past import Past
 from fleuve.data.rows import Row
 from fleuve.data.source import FilePasses, RowSource
 from fleuve.simulate.clock import run_virtual
@@ -109,6 +113,56 @@ def test_the_end_comes_after_ten_batches_in_a_row_without_signal_and_not_before(
         assert not sampling.keep([1.0, 1.0])
     with pytest.raises(RunError, match="80 groups in a row had no signal"):
         sampling.keep([1.0, 1.0])
+
+
+def test_groups_without_signal_before_a_kill_count_after_it():
+    sampling = DynamicSampling(batch_size=8, without_signal=78)
+    assert not sampling.keep([1.0, 1.0])
+    with pytest.raises(RunError, match=r"80 groups in a row had no signal.*\(of the last 2: every answer scored 1\)"):
+        sampling.keep([1.0, 1.0])
+    sampling = DynamicSampling(batch_size=8, without_signal=78)
+    assert sampling.keep([0.0, 1.0])
+    assert sampling.without_signal == 0
+
+
+async def one_second_of_a_run_without_signal(
+    memory: Memory, records: list[Record], seen: int
+) -> tuple[World, BaseException | None]:
+    """It goes on from `records`, which hold `seen` groups without signal."""
+    past = Past()
+    for record in records:
+        past.apply(copy.deepcopy(record))
+    assert past.without_signal == seen
+    world = World(algorithm=ON, group_size=2, verdict=lambda _: 1.0, journal=memory, past=past, eta=1)
+    for _ in range(past.admitted):  # where its source stands
+        world.source.next()
+    try:
+        async with asyncio.timeout(1.0):
+            await world.controller.run()
+    except BaseExceptionGroup as caught:
+        return world, caught.exceptions[0]
+    except TimeoutError:
+        pass
+    return world, None
+
+
+@pytest.mark.parametrize("checkpoint_every", [0, 1])
+def test_a_run_that_is_killed_again_and_again_sees_all_the_same_that_no_group_has_signal(checkpoint_every):
+    """Nothing has signal from some point on: however often it is continued, it ends after `limit` groups."""
+    records: list[Record] = []
+    seen = lives = 0
+    error = None
+    while error is None:
+        memory = Memory()
+        world, error = run_virtual(one_second_of_a_run_without_signal(memory, records, seen))
+        if checkpoint_every:
+            memory.checkpoints.append((memory.next, world.controller.snapshot()))
+        records = memory.cut(memory.next) if checkpoint_every else [*records, *memory.records]
+        seen = world.controller.gate.dropped["no signal"]
+        lives += 1
+    assert isinstance(error, RunError)
+    assert world.controller.gate.dropped["no signal"] == DynamicSampling(batch_size=4).limit - 1
+    assert lives > 2
 
 
 def test_small_batches_do_not_end_a_run_by_chance():
