@@ -15,7 +15,6 @@ SHOWN = {
     "engine/service.py": "when a model was opened, for the client",
     "observe/metrics.py": "TensorBoard's axis",
     "observe/observer.py": "the log's lines",
-    "weights/directory.py": "the age of a dead run's directory: only the file system knows it, by its own wall clock",
 }
 """Where the wall clock is read, and what for. Deadlines are the event loop's, or `time.monotonic`."""
 

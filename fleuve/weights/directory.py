@@ -2,24 +2,26 @@
 
 The process that makes the directory holds a file lock in it for as long as it lives, and so does the one that writes
 the weights: either may outlive the other. So whoever starts later can tell a dead run's leftovers from a living run's
-directory, whatever pid namespace it lives in, and sweep them away.
+directory, whatever pid namespace it lives in and whatever the clock says, and sweep them away.
+
+A directory is there for a moment before its maker's lock is. Should it be swept in that moment, its maker notices, and
+makes another.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import re
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 LOCK = "owner.lock"
 MAKER = "maker.lock"
-UNLOCKED_GRACE = 60.0
-"""Seconds that a directory may exist without a lock (it is made first, locked second)."""
 
 _OURS = re.compile(r"fleuve-\d+-\w+")
 
@@ -35,9 +37,11 @@ def make_directory(path: str | None = None) -> Path:
     parent = Path(path) if path is not None else shared_memory()
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
-    made = Path(tempfile.mkdtemp(prefix=f"fleuve-{os.getpid()}-", dir=parent))
-    claim(made, MAKER)
-    return made
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=f"fleuve-{os.getpid()}-", dir=parent))
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # somebody sweeps it away
+            claim(made, MAKER)
+            return made
 
 
 def shared_memory() -> Path:
@@ -50,11 +54,14 @@ def claim(directory: Path, name: str = LOCK) -> int:
     is closed, or this process ends.
 
     Raises:
-        BlockingIOError: another living process holds it so.
+        BlockingIOError: another living process holds it so, or sweeps it away.
+        FileNotFoundError: it was swept away.
     """
     lock = os.open(directory / name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_nlink == 0:  # who swept it held the lock until then
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(directory / name))
     except BaseException:
         os.close(lock)
         raise
@@ -65,22 +72,20 @@ def sweep(parent: Path) -> list[Path]:
     """Remove the weight directories under `parent` whose owners are dead; returns them. Those of others' are left."""
     swept = []
     for directory in parent.iterdir():
-        if _OURS.fullmatch(directory.name) and _abandoned(directory):
-            shutil.rmtree(directory, ignore_errors=True)
-            if not directory.exists():
-                swept.append(directory)
+        if _OURS.fullmatch(directory.name) and _remove_abandoned(directory):
+            swept.append(directory)
     return swept
 
 
-def _abandoned(directory: Path) -> bool:
-    try:
-        if not directory.is_dir() or directory.stat().st_uid != os.getuid():
+def _remove_abandoned(directory: Path) -> bool:
+    """Whether nobody held it, and it is gone. It is held here meanwhile, so that nobody begins to live in it."""
+    with contextlib.ExitStack() as held:
+        try:
+            if not directory.is_dir() or directory.stat().st_uid != os.getuid():
+                return False
+            for name in (MAKER, LOCK):
+                held.callback(os.close, claim(directory, name))
+        except OSError:
             return False
-        locks = [name for name in (MAKER, LOCK) if (directory / name).exists()]
-        if not locks:
-            return time.time() - directory.stat().st_mtime > UNLOCKED_GRACE
-        for name in locks:
-            os.close(claim(directory, name))
-    except OSError:
-        return False
-    return True
+        shutil.rmtree(directory, ignore_errors=True)
+        return not directory.exists()

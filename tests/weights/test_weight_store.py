@@ -160,6 +160,59 @@ def test_a_directory_stays_while_its_run_starts_another_writer(tmp_path: Path) -
     assert made.exists()
 
 
+def test_a_directory_that_nobody_ever_held_is_swept_at_once(tmp_path: Path) -> None:
+    left = tmp_path / "fleuve-1-left"
+    left.mkdir()
+    assert directories.sweep(tmp_path) == [left]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("when", ["before its file is there", "before it is locked", "while it is locked"])
+def test_a_directory_that_is_swept_before_its_maker_holds_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Another process's sweep comes between any two of the maker's steps."""
+    claim, swept = directories.claim, []
+
+    def swept_first(directory: Path, name: str = directories.LOCK) -> int:
+        if swept or name != directories.MAKER:
+            return claim(directory, name)
+        if when == "before it is locked":
+            (directory / name).touch()
+        swept.append(directory)
+        other = (
+            "import sys; from pathlib import Path; from fleuve.weights.directory import sweep; sweep(Path(sys.argv[1]))"
+        )
+        subprocess.run([sys.executable, "-c", other, str(tmp_path)], check=True)
+        if when == "while it is locked":
+            raise BlockingIOError
+        return claim(directory, name)
+
+    monkeypatch.setattr(directories, "claim", swept_first)
+    made = directories.make_directory(str(tmp_path))
+    assert swept == [path for path in swept if not path.exists()]
+    assert made not in swept
+    assert list(tmp_path.iterdir()) == [made]
+    assert directories.sweep(tmp_path) == []
+
+
+def test_makers_and_sweepers_at_once_leave_every_maker_its_directory(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from fleuve.weights.directory import make_directory\n"
+        "made = [make_directory(sys.argv[1]) for _ in range(40)]\n"
+        "print(sum(d.exists() and (d / 'maker.lock').exists() for d in made)); sys.stdout.flush(); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    makers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    counts = [maker.stdout.readline() for maker in makers]  # type: ignore[union-attr]
+    assert counts == ["40\n"] * 3
+    assert len(list(tmp_path.iterdir())) == 120
+    assert directories.sweep(tmp_path) == []
+    for maker in makers:
+        maker.communicate()
+    assert len(directories.sweep(tmp_path)) == 120
+
+
 def test_foreign_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "somebody-else").mkdir()
     (tmp_path / "fleuve-notes").mkdir()
