@@ -18,7 +18,9 @@ GRACE = 0.05
 """Seconds after a deadline in which a result that already lies in the pipe is still taken: this process's event loop
 may itself have been late."""
 _TAKE_SECONDS = 30.0
-"""For an idle worker to take a check up. One that does not is stopped or swamped, which is no check's fault."""
+"""For an idle worker to take a check up. One that does not is swamped, or hangs, which is no check's fault."""
+_LOOK_SECONDS = 1.0
+"""For an idle worker to take a check up before it is looked whether it is stopped; and between two looks."""
 _EXIT_SECONDS = 10.0
 
 T = TypeVar("T")
@@ -90,12 +92,7 @@ class VerifierProcess:
         message = frame(check)
         with contextlib.suppress(ConnectionError):  # it is dead: reading says so, and how
             self._writer.write(message)
-        try:
-            await self._answer(Taken, _TAKE_SECONDS)
-        except DeadlineError:
-            raise LostError(f"it did not take the check up within {_TAKE_SECONDS:g} s") from None
-        except CrashError as error:
-            raise LostError(str(error)) from None
+        await self._taken_up()
         result = await self._result(deadline)
         self.checks += 1
         self.memory = result.memory
@@ -135,14 +132,28 @@ class VerifierProcess:
                 return message
             deadline = max(deadline, message.seconds)
 
+    async def _taken_up(self) -> None:
+        """Wait for the word that the check begins. A machine may be slow; one that is stopped will never take it up."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _TAKE_SECONDS
+        reading = asyncio.create_task(self._read(Taken))
+        try:
+            while not await _done(reading, min(_LOOK_SECONDS, until - loop.time())):
+                if _is_stopped(self.pid):
+                    raise LostError("it was stopped and did not take the check up")
+                if loop.time() >= until:
+                    raise LostError(f"it did not take the check up within {_TAKE_SECONDS:g} s")
+            reading.result()
+        except CrashError as error:
+            raise LostError(str(error)) from None
+        finally:
+            reading.cancel()
+
     async def _answer(self, kind: type[T], deadline: float) -> T:
-        # Not `asyncio.timeout`: it would cancel the read in the same turn of a late loop that brings the result.
         reading = asyncio.create_task(self._read(kind))
         try:
-            for wait in (deadline, GRACE):
-                done, _ = await asyncio.wait({reading}, timeout=wait)
-                if done:
-                    return reading.result()
+            if await _done(reading, deadline):
+                return reading.result()
             raise DeadlineError
         finally:
             reading.cancel()
@@ -162,3 +173,21 @@ class VerifierProcess:
             raise (KilledError if status < 0 else CrashError)(describe_status(status)) from None
         except (ValueError, msgspec.DecodeError) as error:
             raise CrashError(f"its answer cannot be read: {error}") from None
+
+
+async def _done(reading: asyncio.Task[T], timeout: float) -> bool:
+    """Whether it comes to an end within `timeout` seconds, and what lies in the pipe then is read."""
+    # Not `asyncio.timeout`: it would cancel the read in the same turn of a late loop that brings the result.
+    for wait in (timeout, GRACE):
+        if (await asyncio.wait({reading}, timeout=wait))[0]:
+            return True
+    return False
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process stands still by a signal (SIGSTOP, a debugger); False where that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")  # the name before it may hold anything
+    except OSError:
+        return False

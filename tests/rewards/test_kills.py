@@ -92,3 +92,23 @@ async def test_under_a_hail_of_kills_no_score_is_untrue_and_the_pool_lives() -> 
                 or ("it ended" in verdict.reason)
             )
         assert (await rewards.score(prompt(), "four")).score == 4.0
+
+
+async def test_idle_workers_that_are_stopped_cost_their_check_seconds_and_are_replaced() -> None:
+    async with RewardPool(RewardSettings(workers=2, deadline=60.0), verifiers=[LENGTH]) as rewards:
+        stopped = rewards.pids
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        async with asyncio.timeout(20.0):  # the time after which one that is only slow is given up is longer
+            verdicts = await asyncio.gather(*(rewards.score(prompt(), "x" * n) for n in range(4)))
+        assert [verdict.score for verdict in verdicts] == [0, 1, 2, 3]
+        assert not set(stopped) & set(rewards.pids)
+
+
+async def test_idle_workers_that_stand_still_for_a_moment_keep_their_place() -> None:
+    async with RewardPool(RewardSettings(workers=1, deadline=60.0), verifiers=[LENGTH]) as rewards:
+        (pid,) = rewards.pids
+        os.kill(pid, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGCONT)
+        assert (await rewards.score(prompt(), "xxx")).score == 3
+        assert rewards.pids == [pid]
