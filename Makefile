@@ -6,6 +6,7 @@
 #   make slow      the tests that take minutes
 #   make soak      the controller under 100,000 random schedules, on all cores
 #   make chaos     a hundred real runs whose processes are killed and stopped at random moments
+#   make vllm      set up vLLM in an environment of its own (see docs/vllm.md)
 #   make smollm2   fetch SmolLM2-135M-Instruct and train it
 #   make install   only the virtual environment, with .venv/bin/fleuve
 #
@@ -14,10 +15,12 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.installed
 
 export TORCH_INDEX
 
-.PHONY: install train code test slow soak chaos smollm2 clean
+.PHONY: install train code test slow soak chaos smollm2 vllm clean
 
 install: $(STAMP)
 
@@ -51,5 +54,11 @@ smollm2: $(STAMP)
 	$(VENV)/bin/fleuve fetch smollm2
 	$(VENV)/bin/fleuve train examples/smollm2.toml
 
+vllm: $(VLLM_STAMP)
+
+$(VLLM_STAMP): scripts/vllm.sh
+	bash scripts/vllm.sh "$(PYTHON)" $(VLLM_VENV)
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fleuve.config.presets import PRESETS, Preset
+from fleuve.config.rollout import RolloutSettings
 from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section
 from fleuve.config.simulation import SimulateSettings
 
@@ -33,31 +34,6 @@ class DataSettings(Section):
     system_prompt: str | None = None
     instruction: str = "{prompt}"
     shuffle: bool = True
-
-
-class RolloutSettings(Section):
-    """How answers are generated. Sizes are tokens; `threads` 0 leaves the choice to the placement."""
-
-    engine: Literal["embedded"] = "embedded"
-    workers: Positive = 1
-    threads: NonNegative = 0
-    interrupt: Literal["recompute", "keep", "finish"] = "recompute"
-    group_size: Positive = 8
-    max_new_tokens: Positive = 256
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: NonNegative = 0
-    stop: tuple[str, ...] = ()
-    dtype: Dtype = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_running: Positive = 128
-    kv_cache_tokens: Positive = 65536
-    prefill_tokens: Positive = 4096
-    request_timeout: Seconds = 600.0
-    update_timeout: Seconds = 120.0
-    start_timeout: Seconds = 180.0
-    health_timeout: Seconds = 10.0
-    no_worker_timeout: Seconds = 600.0
 
 
 class ControlSettings(Section):

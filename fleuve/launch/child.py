@@ -63,7 +63,7 @@ def adopt(on_orphaned: Callable[[], None] | None = None) -> None:
     if fd is None:
         return
     if on_orphaned is None:
-        _when_the_parent_ends(signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
     follow(fd, on_orphaned)
 
 
@@ -76,7 +76,7 @@ def lifeline() -> int | None:
         return None
     fd = int(fd_text)
     os.set_inheritable(fd, False)
-    _when_the_parent_ends(signal.SIGCONT)  # one that is stopped would not read its lifeline, and stay for ever
+    end_with_parent(signal.SIGCONT)  # one that is stopped would not read its lifeline, and stay for ever
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return fd
@@ -141,7 +141,7 @@ def _watch(fd: int, on_orphaned: Callable[[], None] | None) -> None:
     os._exit(1)
 
 
-def _when_the_parent_ends(send: signal.Signals) -> None:
+def end_with_parent(send: signal.Signals) -> None:
     """The kernel sends this process `send` then."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Embedded engines' processes: a run's workers, which come and go by name, and an evaluation's engine."""
+"""The engines' processes: a run's workers, which come and go by name, and an evaluation's engine."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 
 from fleuve.config.settings import RolloutSettings, Settings
 from fleuve.contracts import RolloutError
+from fleuve.launch.elsewhere import Elsewhere
 from fleuve.launch.host import LOCAL, Host, Process, stop_all
+from fleuve.launch.kinds import KINDS, Client
 from fleuve.launch.placement import Place
 from fleuve.launch.process import ChildError, log_tail
-from fleuve.rollout.client import EngineClient
 
 UNKILLABLE = 10.0
 """Seconds after which a killed process that is still there is left to the system."""
@@ -24,7 +25,7 @@ REAPED = 0.2
 @dataclass(frozen=True)
 class _Running:
     child: Process
-    client: EngineClient
+    client: Client
 
 
 class EngineProcesses:
@@ -48,7 +49,7 @@ class EngineProcesses:
         return list(self._places)
 
     @property
-    def clients(self) -> list[EngineClient]:
+    def clients(self) -> list[Client]:
         """The workers that it began with, as they are now."""
         return [self._running[name].client for name in self.names]
 
@@ -57,29 +58,51 @@ class EngineProcesses:
         """Every process there is."""
         return [running.child for running in self._running.values()]
 
-    async def open(self, worker: str) -> EngineClient:
+    async def open(self, worker: str) -> Client:
         """Start `worker`, which must not be running.
 
         Raises:
             ChildError: it died, or did not answer within `rollout.start_timeout`.
+            RolloutError: it is one of `rollout.urls`, and nobody answers there, or nobody who can be a worker.
         """
         rollout, place = self._settings.rollout, self._places.get(worker, self._elsewhere)
-        child = await start_engine(
-            worker,
-            self._settings.model.path,
-            rollout,
-            self._logs / f"{worker}.log",
-            threads=place.threads,
-            cpus=place.cpus,
-            weights=self._weights,
-            host=self._host,
+        child = (
+            self._found(worker)
+            if rollout.urls
+            else await start_engine(
+                worker,
+                self._settings.model.path,
+                rollout,
+                self._logs / f"{worker}.log",
+                threads=place.threads,
+                cpus=place.cpus,
+                weights=self._weights,
+                host=self._host,
+            )
         )
         request_timeout = rollout.request_timeout + self._settings.longest_pause
-        client = EngineClient(worker, child.url, request_timeout, rollout.update_timeout, child.token)
-        self._running[worker] = _Running(child, await client.__aenter__())
+        kind, model = KINDS[rollout.engine], self._settings.model.path
+        client = kind.client(worker, child.url, child.token, model, rollout, request_timeout)
+        try:
+            await client.__aenter__()
+        except BaseException:
+            await child.stop(grace=0)
+            raise
+        self._running[worker] = _Running(child, client)
         return client
 
-    async def start(self, worker: str) -> EngineClient:
+    def _found(self, worker: str) -> Process:
+        """The server of `rollout.urls` that is `worker`.
+
+        Raises:
+            RolloutError: there is none.
+        """
+        named = dict(zip(self._places, self._settings.rollout.urls, strict=False))
+        if worker not in named:
+            raise RolloutError(f"{worker}: rollout.urls names no server for it")
+        return Elsewhere(worker, named[worker].rstrip("/"), self._logs / f"{worker}.log")
+
+    async def start(self, worker: str) -> Client:
         """A fresh process under that name.
 
         Raises:
@@ -99,6 +122,9 @@ class EngineProcesses:
         if running is None:
             return "there was no process"
         child, alive = running.child, False
+        if isinstance(child, Elsewhere):
+            await running.client.__aexit__()
+            return f"the server at {child.url} is not this run's to end"
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(child.wait(), REAPED)
@@ -139,20 +165,11 @@ async def start_engine(
     Raises:
         ChildError: it died, or did not answer within `rollout.start_timeout`.
     """
-    options = {
-        "model": model,
-        "dtype": rollout.dtype,
-        "device": rollout.device,
-        "threads": threads,
-        "max_running": rollout.max_running,
-        "kv_cache_tokens": rollout.kv_cache_tokens,
-        "prefill_tokens": rollout.prefill_tokens,
-        "name": name,
-        "weights": None if weights is None else str(weights),
-    }
+    kind = KINDS[rollout.engine]
+    options = kind.options(name, model, rollout, threads, weights)
     return await host.start(
         name,
-        "fleuve.engine",
+        kind.module,
         options,
         log_path,
         cpus=cpus,

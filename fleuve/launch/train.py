@@ -188,7 +188,7 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
                 await saver.save(controller.version, controller.snapshot())
             await trainer.change(lambda: system.start_trainer(settings))
         run.write_config(dump_settings(settings))
-        if controller.version:
+        if controller.version or settings.rollout.urls:  # servers of the user's may have any weights
             await fleet.update(await trainer.publish(0), "recompute")
         stop.controls(controller, trainer, lambda: system.children)
         try:

@@ -1,0 +1,87 @@
+"""One vLLM server's HTTP: requests with deadlines, and errors in one line that name the worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from fleuve.contracts import RolloutError, WorkerLostError
+from fleuve.rollout.vllm_wire import reason
+from fleuve.wire.guard import bearer
+from fleuve.wire.open_files import allow_many_connections
+
+KEPT_ALIVE = 2.0
+"""Seconds that an idle connection is kept: less than the 5 after which vLLM closes it, which could meet a request."""
+
+
+class Server:
+    """The server at `url`, as the worker `name`; `timeout` is for calls that do not say. A context manager."""
+
+    def __init__(self, name: str, url: str, timeout: float, token: str | None = None) -> None:
+        self.name = name
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        self._token = token
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Server:
+        allow_many_connections()
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE)
+        self._session = aiohttp.ClientSession(connector=connector, headers=bearer(self._token))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, what: str) -> bytes:
+        """See `call`."""
+        return await self.call("GET", path, None, what)
+
+    async def post(self, path: str, body: Mapping[str, Any] | None, what: str, timeout: float | None = None) -> bytes:
+        """See `call`."""
+        return await self.call("POST", path, body, what, timeout)
+
+    async def call(
+        self, method: str, path: str, body: Mapping[str, Any] | None, what: str, timeout: float | None = None
+    ) -> bytes:
+        """One exchange, for `what`; the body of the response.
+
+        Raises:
+            WorkerLostError: nobody was there, or the connection was lost.
+            RolloutError: deadline over, or a status other than 200.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds), self.exchange(method, path, body, what) as response:
+                return await response.read()
+        except TimeoutError:
+            raise RolloutError(f"{self.name}: no answer to {what} within {seconds:g} s") from None
+
+    @asynccontextmanager
+    async def exchange(
+        self, method: str, path: str, body: Mapping[str, Any] | None, what: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response to one request, whose status is 200; the deadline is the caller's. Raises as `call` does."""
+        if self._session is None:
+            raise RuntimeError(f"{self.name}: the client is used as a context manager")
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=None)
+        try:
+            async with self._session.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
+            ) as response:
+                if response.status != 200:
+                    why = reason(await response.read()) or f"status {response.status}"
+                    raise RolloutError(f"{self.name}: {what} failed: {why}")
+                yield response
+        except aiohttp.ClientError as error:
+            raise WorkerLostError(
+                f"{self.name}: connection lost during {what}: {error or type(error).__name__}"
+            ) from error

@@ -1,0 +1,116 @@
+"""Published weights into a vLLM worker's model: a safetensors file in shared memory, or on a path that all sides see.
+
+Where there are several workers (tensor parallel), each reads the file and takes its part.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from fleuve.types import WeightFile
+from fleuve.weights.store import WeightError, read_weights
+from fleuve.wire.confine import confined
+
+DIRECTORIES_VARIABLE = "FLEUVE_VLLM_WEIGHTS"
+"""Directories that weights may be read from, separated as in PATH; where it is not set, any."""
+
+
+@dataclass
+class NoInit(WeightTransferInitInfo):
+    """Nothing has to be agreed on beforehand."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """The fields of a `fleuve.types.WeightFile`."""
+
+    version: int
+    path: str
+    bytes: int
+    checksum: str
+
+
+class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):
+    """`prepare` reads and verifies beside the running engine; start, update and finish swap, while it is paused."""
+
+    init_info_cls = NoInit
+    update_info_cls = FileUpdate
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.version: int | None = None
+        self.whole = True
+        self._prepared: tuple[WeightFile, dict[str, torch.Tensor]] | None = None
+        self._parameters = {name for name, _ in self.model.named_parameters()}  # each tied one once
+        value = os.environ.get(DIRECTORIES_VARIABLE)
+        self._directories = None if value is None else [Path(part) for part in value.split(os.pathsep) if part]
+
+    def prepare(self, weights: dict[str, Any]) -> int:
+        """Read and verify; how many bytes the tensors have.
+
+        Raises:
+            WeightError: the file is not what was published.
+            OutsideError: it lies where this server may not read.
+        """
+        file = msgspec.convert(weights, WeightFile)
+        self._prepared = None
+        path = file.path if self._directories is None else str(confined(file.path, self._directories))
+        tensors = read_weights(msgspec.structs.replace(file, path=path))
+        self._prepared = file, tensors
+        return sum(tensor.nbytes for tensor in tensors.values())
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        pass
+
+    def start_weight_update(self) -> None:
+        if self._prepared is None:
+            raise WeightError("no weights were prepared: call fleuve_prepare first")
+        self.whole = False
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        wanted = WeightFile(
+            version=update_info.version, path=update_info.path, bytes=update_info.bytes, checksum=update_info.checksum
+        )
+        if self._prepared is None or self._prepared[0] != wanted:
+            raise WeightError(f"version {wanted.version} was not prepared")
+        _, tensors = self._prepared
+        loaded: Collection[str] = self.model.load_weights(iter(tensors.items()))
+        if missing := sorted(self._parameters - set(loaded)):
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise WeightError(f"version {wanted.version} has no weights for {', '.join(missing[:3])}{more}")
+
+    def finish_weight_update(self) -> None:
+        assert self._prepared is not None
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._pack_heads()
+        self.version, self._prepared, self.whole = self._prepared[0].version, None, True
+
+    def _pack_heads(self) -> None:
+        """On CPUs an output head multiplies with a packed copy of its weight. Where it is tied to the embedding it got
+        no weights of its own, so vLLM does not pack it again: it would go on with the old ones."""
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead) and self.device.type == "cpu":
+                module.quant_method.process_weights_after_loading(module)
+
+    def shutdown(self) -> None:
+        self._prepared = None
