@@ -7,6 +7,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fleuve.launch.engines import EngineProcesses
 from fleuve.launch.history import History
 from fleuve.launch.host import LOCAL, Host, Process
 from fleuve.launch.placement import Place, available_cpus, place
+from fleuve.launch.starting import twice
 from fleuve.launch.trainer import SupervisedTrainer
 from fleuve.weights.directory import make_directory
 
@@ -59,7 +61,7 @@ async def start(
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         engines = EngineProcesses(settings, logs, weights, places.workers)
         stack.push_async_callback(engines.close)
-        starting = [asyncio.create_task(engines.open(name)) for name in engines.names]
+        starting = [asyncio.create_task(twice(partial(engines.open, name), note)) for name in engines.names]
         trainer = SupervisedTrainer(
             lambda: start_trainer(trainer_settings, logs, weights, places.trainer),
             history,
@@ -72,7 +74,7 @@ async def start(
             await asyncio.gather(engines.close(), trainer.close())
 
         stack.push_async_callback(close)
-        await _all_or_none([asyncio.create_task(trainer.open()), *starting])
+        await _all_or_none([asyncio.create_task(twice(trainer.open, note)), *starting])
         yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, places.trainer))
 
 

@@ -28,6 +28,8 @@ _HUGE_PAGES = (
 _BACKLOG = 1024
 _TAIL_LINES = 20
 _POLL_SECONDS = 0.1
+_STOPPED_LOOKS, _STOPPED_SECONDS = 10, 1.0
+"""Looks in a row, and seconds between two, after which a process that is stopped is not waited for any more."""
 
 
 class ChildError(RuntimeError):
@@ -39,6 +41,10 @@ class ChildError(RuntimeError):
         tail = log_tail(log_path)
         ending = f"; the last lines of {log_path}:\n{tail}" if tail else f"; {log_path} is empty"
         super().__init__(f"{name} {what}{ending}")
+
+
+class LostAtStartError(ChildError):
+    """A signal ended it before it answered, or it stood still: nothing that would have to happen again."""
 
 
 class ChildProcess:
@@ -85,7 +91,8 @@ class ChildProcess:
         `address`, on any free port, or the first free one from `ports[0]` to `ports[1]`.
 
         Raises:
-            ChildError: it died before it answered, or did not answer within `start_timeout` seconds.
+            ChildError: it died before it answered.
+            LostAtStartError: a signal ended it, it was stopped, or it did not answer within `start_timeout` seconds.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         extra = thread_environment(threads, huge_pages) | dict(env or {})
@@ -168,19 +175,22 @@ class ChildProcess:
     async def _wait_until_healthy(self, timeout: float) -> None:
         healthy = asyncio.create_task(_poll_health(f"{self.url}/health"))
         ended = asyncio.create_task(self.wait())
+        stopped = asyncio.create_task(_until_stopped(self.pid))
+        tasks: set[asyncio.Task[Any]] = {healthy, ended, stopped}
         try:
-            done, _ = await asyncio.wait({healthy, ended}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (healthy, ended):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(healthy, ended, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
         if healthy in done:
             return
         if ended in done:
-            what = f"died while starting: {describe_status(ended.result())}"
-        else:
-            what = f"did not answer GET /health within {timeout:g} s"
-        raise ChildError(self.name, what, self.log_path)
+            status = ended.result()
+            kind = LostAtStartError if status < 0 else ChildError
+            raise kind(self.name, f"died while starting: {describe_status(status)}", self.log_path)
+        why = f"is stopped (pid {self.pid})" if stopped in done else f"did not answer GET /health within {timeout:g} s"
+        raise LostAtStartError(self.name, why, self.log_path)
 
 
 def thread_environment(threads: int, huge_pages: bool = True) -> dict[str, str]:
@@ -239,6 +249,23 @@ def _bind(address: str, ports: tuple[int, int] | None) -> socket.socket:
             sock.close()
             raise
     raise ValueError(f"no ports from {first} to {last}")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process stands still by a signal (SIGSTOP, a debugger); False where that cannot be told."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")  # the name before it may hold anything
+    except OSError:
+        return False
+
+
+async def _until_stopped(pid: int) -> None:
+    """Ends when the process has been found stopped several times in a row."""
+    looks = 0
+    while looks < _STOPPED_LOOKS:
+        await asyncio.sleep(_STOPPED_SECONDS)
+        looks = looks + 1 if is_stopped(pid) else 0
 
 
 async def _poll_health(url: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleuve.errors import UserError
-from fleuve.launch.process import describe_status
+from fleuve.launch.process import describe_status, is_stopped
 from fleuve.rewards.protocol import HEADER, Check, Promise, Ready, Result, Taken, decode, frame, length
 
 GRACE = 0.05
@@ -139,7 +139,7 @@ class VerifierProcess:
         reading = asyncio.create_task(self._read(Taken))
         try:
             while not await _done(reading, min(_LOOK_SECONDS, until - loop.time())):
-                if _is_stopped(self.pid):
+                if is_stopped(self.pid):
                     raise LostError("it was stopped and did not take the check up")
                 if loop.time() >= until:
                     raise LostError(f"it did not take the check up within {_TAKE_SECONDS:g} s")
@@ -182,12 +182,3 @@ async def _done(reading: asyncio.Task[T], timeout: float) -> bool:
         if (await asyncio.wait({reading}, timeout=wait))[0]:
             return True
     return False
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether a process stands still by a signal (SIGSTOP, a debugger); False where that cannot be told."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] in (b"T", b"t")  # the name before it may hold anything
-    except OSError:
-        return False

@@ -78,6 +78,14 @@ def main() -> None:
     if options.get("name") == "with-clean-up":
         clean_up = (Path(options["directory"]) / "cleaned-up").touch
     child.adopt(clean_up)
+    if role == "lost":  # the first time
+        marker = Path(options["marker"])
+        if not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), options["signal"])
+        role = "serve"
+    if role == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if role == "die":
         print("no weights here", flush=True)
         sys.exit(3)

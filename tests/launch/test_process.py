@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from fleuve.launch.process import ChildError, ChildProcess, describe_status
+from fleuve.launch.starting import twice
 
 HERE = str(Path(__file__).parent)
 ENV = {"PYTHONPATH": HERE}
@@ -62,6 +63,66 @@ async def test_a_child_that_dies_at_start_is_reported_with_its_last_words(tmp_pa
         async with child(tmp_path, {"role": "die"}, start_timeout=60):
             pass
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_child_that_is_lost_at_start_is_started_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("fleuve.launch.process._STOPPED_LOOKS", 2)
+    notes: list[str] = []
+    options = {"role": "lost", "marker": str(tmp_path / "marker"), "signal": number}
+
+    async def start() -> ChildProcess:
+        return await ChildProcess.start("worker-0", "launch_children", options, tmp_path / "c.log", env=ENV)
+
+    process = await twice(start, notes.append)
+    try:
+        assert (await get(f"{process.url}/health"))["pid"] == process.pid
+    finally:
+        await process.stop(grace=0)
+    (note,) = notes
+    assert note.startswith(
+        "worker-0 died while starting: killed by SIGKILL" if number == signal.SIGKILL else "worker-0 is stop"
+    )
+
+
+async def test_a_child_that_is_lost_twice_or_ends_by_itself_is_not_started_again(tmp_path: Path) -> None:
+    starts: list[str] = []
+
+    async def start(role: str) -> ChildProcess:
+        starts.append(role)
+        return await ChildProcess.start("w", "launch_children", {"role": role}, tmp_path / "c.log", env=ENV)
+
+    with pytest.raises(ChildError, match="exit status 3"):
+        await twice(lambda: start("die"), print)
+    assert starts == ["die"]
+    with pytest.raises(ChildError, match="killed by SIGKILL"):
+        await twice(lambda: start("killed"), print)
+    assert starts == ["die", "killed", "killed"]
+
+
+async def test_a_child_that_is_stopped_for_a_moment_comes_up(tmp_path: Path) -> None:
+    starting = asyncio.create_task(
+        ChildProcess.start("w", "launch_children", {"role": "serve", "delay": 0.2}, tmp_path / "c.log", env=ENV)
+    )
+    child_pid = await one_child()
+    os.kill(child_pid, signal.SIGSTOP)
+    await asyncio.sleep(1.5)
+    os.kill(child_pid, signal.SIGCONT)
+    process = await starting
+    assert process.pid == child_pid
+    await process.stop(grace=0)
+
+
+async def one_child() -> int:
+    """The process id of the child that this process is about to have."""
+    before = {p.pid for p in psutil.Process().children()}
+    for _ in range(1000):
+        if new := {p.pid for p in psutil.Process().children()} - before:
+            return new.pop()
+        await asyncio.sleep(0.01)
+    raise AssertionError("no child is started")
 
 
 async def test_the_death_of_a_running_child_is_noticed_and_its_port_refuses(tmp_path: Path) -> None:
