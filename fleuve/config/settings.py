@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from fleuve.config.launching import LaunchSettings
 from fleuve.config.presets import PRESETS, Preset
 from fleuve.config.rollout import RolloutSettings
 from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section
@@ -211,14 +212,6 @@ class WeightsSettings(Section):
         if self.transport == "path" and self.path is None:
             raise ValueError('weights.transport = "path" needs weights.path, a directory that trainer and workers see')
         return self
-
-
-class LaunchSettings(Section):
-    """Who gets which cores. `disaggregated`: rollout and training each have their own, at the same time.
-    `colocated`: both use all of them, in turn."""
-
-    backend: Literal["local"] = "local"
-    placement: Literal["disaggregated", "colocated"] = "disaggregated"
 
 
 class CheckpointSettings(Section):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleuve.config.settings import RolloutSettings, Settings
-from fleuve.contracts import RolloutError
+from fleuve.contracts import RolloutEngine, RolloutError
+from fleuve.launch.delivering import delivering
 from fleuve.launch.elsewhere import Elsewhere
 from fleuve.launch.host import LOCAL, Host, Process, stop_all
 from fleuve.launch.kinds import KINDS, Client
@@ -26,6 +27,8 @@ REAPED = 0.2
 class _Running:
     child: Process
     client: Client
+    engine: RolloutEngine
+    """The client, as others use it."""
 
 
 class EngineProcesses:
@@ -49,16 +52,16 @@ class EngineProcesses:
         return list(self._places)
 
     @property
-    def clients(self) -> list[Client]:
+    def clients(self) -> list[RolloutEngine]:
         """The workers that it began with, as they are now."""
-        return [self._running[name].client for name in self.names]
+        return [self._running[name].engine for name in self.names]
 
     @property
     def children(self) -> list[Process]:
         """Every process there is."""
         return [running.child for running in self._running.values()]
 
-    async def open(self, worker: str) -> Client:
+    async def open(self, worker: str) -> RolloutEngine:
         """Start `worker`, which must not be running.
 
         Raises:
@@ -88,8 +91,9 @@ class EngineProcesses:
         except BaseException:
             await child.stop(grace=0)
             raise
-        self._running[worker] = _Running(child, client)
-        return client
+        engine = client if self._host is LOCAL else delivering(client, lambda w: self._host.deliver(w, child))
+        self._running[worker] = _Running(child, client, engine)
+        return engine
 
     def _found(self, worker: str) -> Process:
         """The server of `rollout.urls` that is `worker`.
@@ -102,7 +106,7 @@ class EngineProcesses:
             raise RolloutError(f"{worker}: rollout.urls names no server for it")
         return Elsewhere(worker, named[worker].rstrip("/"), self._logs / f"{worker}.log")
 
-    async def start(self, worker: str) -> Client:
+    async def start(self, worker: str) -> RolloutEngine:
         """A fresh process under that name.
 
         Raises:

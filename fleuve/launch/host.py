@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+import importlib.util
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleuve.config.settings import Settings
+from fleuve.errors import UserError
+from fleuve.launch.placement import Placement
 from fleuve.launch.process import ChildError, ChildProcess
 from fleuve.types import WeightFile
 
@@ -110,3 +115,33 @@ LOCAL = LocalHost()
 async def stop_all(processes: Collection[Process], grace: float = 5.0) -> None:
     """Stop them side by side, so that the end of a run takes as long as its slowest process and not the sum."""
     await asyncio.gather(*(process.stop(grace) for process in processes))
+
+
+@asynccontextmanager
+async def open_host(
+    settings: Settings, logs: Path, weights: Path, placement: Placement, note: Callable[[str], None]
+) -> AsyncIterator[Host]:
+    """The host that `launch.backend` names, for a run that logs to `logs` and publishes in `weights`.
+
+    Raises:
+        UserError: it cannot be had.
+    """
+    if settings.launch.backend == "local":
+        yield LOCAL
+        return
+    require_ray()
+    from fleuve.launch.ray_host import open_ray_host
+
+    cpus = sum(place.threads for place in (placement.trainer, *placement.workers))
+    async with open_ray_host(settings, logs, weights, cpus) as (host, about):
+        note(about)
+        yield host
+
+
+def require_ray() -> None:
+    """
+    Raises:
+        UserError: Ray is not installed here.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UserError('launch.backend = "ray" needs Ray, which is not installed: pip install "ray>=2.40"')

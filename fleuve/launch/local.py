@@ -1,4 +1,4 @@
-"""All processes of a run on this machine: one trainer, `rollout.workers` engines, each on its cores."""
+"""All processes of a run: one trainer, `rollout.workers` engines, on this machine each on its cores."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fleuve.control.fleet import FleetPolicy
 from fleuve.control.health import HealthPolicy
 from fleuve.launch.engines import EngineProcesses
 from fleuve.launch.history import History
-from fleuve.launch.host import LOCAL, Host, Process
-from fleuve.launch.placement import Place, available_cpus, place
+from fleuve.launch.host import LOCAL, Host, Process, open_host
+from fleuve.launch.placement import Place, Placement, available_cpus, place, place_anywhere
 from fleuve.launch.starting import twice
 from fleuve.launch.trainer import SupervisedTrainer
 from fleuve.weights.directory import make_directory
@@ -47,23 +47,18 @@ async def start(
 
     Raises:
         ChildError: one did not come up.
+        UserError: there is no such cluster as the settings name.
     """
-    rollout = settings.rollout
-    places = place(
-        settings.launch.placement,
-        available_cpus(),
-        rollout.workers,
-        rollout.threads,
-        settings.trainer.threads,
-    )
+    places = _places(settings)
     weights = make_directory(settings.weights.path if settings.weights.transport == "path" else None).resolve()
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
-        engines = EngineProcesses(settings, logs, weights, places.workers)
+        host = await stack.enter_async_context(open_host(settings, logs, weights, places, note))
+        engines = EngineProcesses(settings, logs, weights, places.workers, host)
         stack.push_async_callback(engines.close)
         starting = [asyncio.create_task(twice(partial(engines.open, name), note)) for name in engines.names]
         trainer = SupervisedTrainer(
-            lambda: start_trainer(trainer_settings, logs, weights, places.trainer),
+            lambda: start_trainer(trainer_settings, logs, weights, places.trainer, host),
             history,
             note,
             step_timeout=settings.trainer.step_timeout,
@@ -75,7 +70,14 @@ async def start(
 
         stack.push_async_callback(close)
         await _all_or_none([asyncio.create_task(twice(trainer.open, note)), *starting])
-        yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, places.trainer))
+        yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, places.trainer, host))
+
+
+def _places(settings: Settings) -> Placement:
+    workers, worker_threads = settings.rollout.workers, settings.rollout.threads
+    if settings.launch.backend != "local":
+        return place_anywhere(workers, worker_threads, settings.trainer.threads)
+    return place(settings.launch.placement, available_cpus(), workers, worker_threads, settings.trainer.threads)
 
 
 async def start_trainer(settings: Settings, logs: Path, weights: Path, spot: Place, host: Host = LOCAL) -> Process:

@@ -55,6 +55,12 @@ def place(
     return Placement(trainer=first, workers=tuple(rest))
 
 
+def place_anywhere(workers: int, worker_threads: int = 0, trainer_threads: int = 0) -> Placement:
+    """Places on machines whose cores are not known here: nobody is bound, and each has one thread unless told."""
+    worker = Place(cpus=None, threads=worker_threads or 1)
+    return Placement(trainer=Place(cpus=None, threads=trainer_threads or 1), workers=(worker,) * workers)
+
+
 def _share(cores: list[int], threads: list[int]) -> tuple[Place, ...]:
     """Disjoint runs of `cores`, one an entry of `threads`; floating if there are fewer cores than entries."""
     if len(cores) < len(threads):

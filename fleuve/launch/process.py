@@ -37,6 +37,7 @@ class ChildError(RuntimeError):
 
     def __init__(self, name: str, what: str, log_path: Path) -> None:
         self.name = name
+        self.what = what
         self.log_path = log_path
         tail = log_tail(log_path)
         ending = f"; the last lines of {log_path}:\n{tail}" if tail else f"; {log_path} is empty"

@@ -1,0 +1,59 @@
+"""`[launch]`: on which machines the processes of a run are, and who starts them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fleuve.config.section import NonNegative, Seconds, Section
+
+Port = Annotated[int, Field(ge=1024, le=65535)]
+
+
+class RaySettings(Section):
+    """The cluster of `launch.backend = "ray"`. `address`: "auto" is the cluster that this machine is a node of (or that
+    RAY_ADDRESS names), and where there is none, one of this machine alone that ends with the run; "local" is always
+    such a one; or HOST:PORT. GPUs not given: one to each process that computes on GPUs, where the cluster has any."""
+
+    address: str = "auto"
+    strategy: Literal["pack", "spread"] = "pack"
+    worker_gpus: NonNegative | None = None
+    rank_gpus: NonNegative | None = None
+    env: tuple[str, ...] = ()
+    ports: tuple[Port, Port] | None = None
+    place_timeout: Seconds = 120.0
+
+    @field_validator("env")
+    @classmethod
+    def _variables(cls, env: tuple[str, ...]) -> tuple[str, ...]:
+        for line in env:
+            name, equals, _ = line.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f'{line!r}: an environment variable is given as "NAME=value"')
+        return env
+
+    @field_validator("ports")
+    @classmethod
+    def _range(cls, ports: tuple[int, int] | None) -> tuple[int, int] | None:
+        if ports is not None and ports[0] > ports[1]:
+            raise ValueError(f"from {ports[0]} to {ports[1]} there is no port; give the lower one first")
+        return ports
+
+
+class LaunchSettings(Section):
+    """Who gets which cores. `disaggregated`: rollout and training each have their own, at the same time.
+    `colocated`: both use all of them, in turn."""
+
+    backend: Literal["local", "ray"] = "local"
+    placement: Literal["disaggregated", "colocated"] = "disaggregated"
+    ray: RaySettings = RaySettings()
+
+    @model_validator(mode="after")
+    def _ray_gives_each_its_own(self) -> LaunchSettings:
+        if self.backend == "ray" and self.placement == "colocated":
+            raise ValueError(
+                'launch.placement = "colocated" needs launch.backend = "local": Ray gives each process devices of its '
+                "own"
+            )
+        return self

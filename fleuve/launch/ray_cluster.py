@@ -1,0 +1,155 @@
+"""Ray's cluster as the run uses it: connecting to it, and places for actors, by placement groups."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from fleuve.config.launching import RaySettings
+from fleuve.errors import UserError
+from fleuve.launch.background import in_background
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one process takes, all of it on one node."""
+
+    cpus: int
+    gpus: int
+
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": float(self.cpus)} | ({"GPU": float(self.gpus)} if self.gpus else {})
+
+    def __str__(self) -> str:
+        return f"{self.cpus} CPU" + (f" and {self.gpus} GPU" if self.gpus else "")
+
+
+def connect(settings: RaySettings, cpus: int) -> bool:
+    """Join the cluster, or start one of this machine; whether it was started. Call it in the main thread. A cluster
+    that is started has `cpus` to give, however many cores there are: its processes share them.
+
+    Raises:
+        UserError: there is no cluster at the address, or it is of another version of Ray.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as this process, where it starts the cluster
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    former = signal.getsignal(signal.SIGTERM)
+    try:
+        if settings.address != "local":
+            try:
+                ray.init(address=settings.address, **quiet)
+                return False
+            except ConnectionError as error:
+                if settings.address != "auto" or os.environ.get("RAY_ADDRESS"):
+                    raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
+        ray.init(address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet)
+        return True
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
+    finally:
+        signal.signal(signal.SIGTERM, former)  # ray.init puts in its own, which would end this process unsaved
+
+
+def disconnect() -> None:
+    """Leave the cluster, which ends what this process has running there; or end it, where it was started here."""
+    former = signal.getsignal(signal.SIGTERM)
+    ray.shutdown()
+    signal.signal(signal.SIGTERM, former)
+
+
+def has_gpus() -> bool:
+    """Whether any node of the cluster has."""
+    return any(node["Resources"].get("GPU", 0) for node in living_nodes())
+
+
+def living_nodes() -> list[Mapping[str, Any]]:
+    """As Ray lists them."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+class NoPlaceError(RuntimeError):
+    """The cluster has no place for a process, now. One line."""
+
+
+class Places:
+    """A placement group for each process that asks. It stays reserved while a process is started again, until its node
+    is lost or it is given up: then Ray finds another. `spread` lets workers prefer the node with the fewest of them."""
+
+    def __init__(self, timeout: float, spread: bool) -> None:
+        self._timeout = timeout
+        self._spread = spread
+        self._groups: dict[str, PlacementGroup] = {}
+
+    async def strategy(self, name: str, need: Need, near: str | None = None) -> PlacementGroupSchedulingStrategy:
+        """Where the actor of process `name` goes; `near` is the node that is best, by its id.
+
+        Raises:
+            NoPlaceError: nowhere, within the timeout.
+        """
+        group = await in_background(lambda: self._group(name, need, near))
+        if not await in_background(lambda: group.wait(self._timeout)):
+            self.give_up(name)
+            words = await in_background(_free)
+            raise NoPlaceError(f"has no place after {self._timeout:g} s: it needs {need} on one node; free: {words}")
+        return PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
+
+    def _group(self, name: str, need: Need, near: str | None) -> PlacementGroup:
+        if (group := self._groups.get(name)) is not None:
+            if _node_of(group) is not None:
+                return group
+            self.give_up(name)
+        target = near if near is not None or not self._spread else self._emptiest()
+        # The target is a wish: where it does not fit there, Ray takes another node.
+        group = placement_group([need.bundle()], strategy="STRICT_PACK", _soft_target_node_id=target)
+        self._groups[name] = group
+        return group
+
+    def give_up(self, name: str) -> None:
+        """The place of process `name` is free for others."""
+        group = self._groups.pop(name, None)
+        if group is not None:
+            remove_placement_group(group)
+
+    def close(self) -> None:
+        """All of them, as far as there is still a cluster."""
+        with contextlib.suppress(RayError):
+            for name in list(self._groups):
+                self.give_up(name)
+
+    def _emptiest(self) -> str | None:
+        """The living node with the fewest processes of ours."""
+        taken = Counter(_node_of(group) for group in self._groups.values())
+        return min((node["NodeID"] for node in living_nodes()), key=lambda node: taken[node], default=None)
+
+
+def _node_of(group: PlacementGroup) -> str | None:
+    """The node it is on, if that lives."""
+    node: str | None = placement_group_table(group).get("bundles_to_node_id", {}).get(0)
+    return node if any(n["NodeID"] == node for n in living_nodes()) else None
+
+
+def _free() -> str:
+    """What the nodes have left, for people."""
+    left = ray._private.state.available_resources_per_node()
+    words = [
+        f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU on {node['NodeManagerHostname']}"
+        for node in living_nodes()
+        if (free := left.get(node["NodeID"], {})) is not None
+    ]
+    return "; ".join(words) or "none, as there is no node"
+
+
+def _line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
