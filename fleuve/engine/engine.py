@@ -146,7 +146,7 @@ class Engine:
 
     def abort(self, request_ids: Seq[str]) -> list[Completion]:
         """End these requests now; unknown ids are passed over. Returns what each has so far."""
-        found = [s for i in request_ids if (s := self._sequences.get(i)) is not None]
+        found = [s for i in dict.fromkeys(request_ids) if (s := self._sequences.get(i)) is not None]
         for sequence in found:
             sequence.finish_reason = "abort"
             self._forget(sequence)

@@ -119,7 +119,7 @@ class EngineLoop:
 
     async def abort(self, request_ids: list[str]) -> int:
         """End these requests: each answers with what it has, finish reason `abort`. Returns how many were in flight."""
-        ours = [self._ids[i] for i in request_ids if i in self._ids]
+        ours = [self._ids[i] for i in dict.fromkeys(request_ids) if i in self._ids]
 
         def command() -> None:
             ended = self.engine.abort(ours)

@@ -41,7 +41,7 @@ def main() -> None:
         "-m",
         "pytest",
         "-m",
-        "not slow",
+        "not slow and not vllm and not ray",
         "-p",
         "no:cacheprovider",
         f"--basetemp={folder}/tests",
