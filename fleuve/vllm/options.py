@@ -55,7 +55,6 @@ def command(options: VllmOptions, host: str, port: int) -> list[str]:
         *("--dtype", options.dtype),
         *("--max-model-len", str(context)),
         *("--max-num-seqs", str(options.max_running)),
-        *("--max-num-batched-tokens", str(max(options.prefill_tokens, options.max_running))),
         *("--logprobs-mode", "processed_logprobs"),
         *("--stream-interval", str(options.stream_interval)),
         *("--tensor-parallel-size", str(options.tensor_parallel)),
@@ -70,9 +69,13 @@ def command(options: VllmOptions, host: str, port: int) -> list[str]:
     if options.eager == "on" or (options.eager == "auto" and options.device == "cpu"):
         line.append("--enforce-eager")
     if options.device == "cpu":
+        # Where a prompt is computed in parts, vLLM takes back what it has drawn for the parts from the request's own
+        # random generator; those of CPUs cannot, and the engine dies (0.32). So every prompt is one part.
+        line += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(options.prefill_tokens, context))]
         tokens = max(options.kv_cache_tokens, context + BLOCK) + BLOCK  # one block is vLLM's own
         line += ["--kv-cache-memory-bytes", str(-(-tokens // BLOCK) * BLOCK * kv_bytes(config, options.dtype))]
     else:
+        line += ["--max-num-batched-tokens", str(max(options.prefill_tokens, options.max_running))]
         line += ["--gpu-memory-utilization", f"{options.gpu_memory_utilization:g}"]
     return [*line, *options.arguments]
 
