@@ -7,8 +7,9 @@ hold then holds of every order, and the same seed gives the same one again. With
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
-import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple, Unpack
@@ -16,66 +17,57 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-
-class _Jump(selectors.BaseSelector):
-    """Instead of waiting for sockets, moves the clock on by as long as the loop would have waited."""
-
-    def __init__(self) -> None:
-        self._inner = selectors.DefaultSelector()
-        self.now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            # No timer is left and nothing is ready: on real time this would wait for ever.
-            raise RuntimeError("deadlock: every task waits and no timer is left")
-        self.now += max(timeout, 0.0)
-        return self._inner.select(0)
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._inner.unregister(fileobj)
-
-    def get_map(self) -> Any:
-        return self._inner.get_map()
-
-    def close(self) -> None:
-        self._inner.close()
+SAME_INSTANT = 1e-9
+"""Timers less than so many seconds apart go off together: sums of times that should be equal may not be."""
 
 
-class _Moment(float):
-    """A time of the clock; two that are equal are ordered by `rank`. The loop's own heap of timers compares these."""
+class VirtualTimeLoop(asyncio.BaseEventLoop):
+    """`time()` starts at 0 and advances only when every task waits. A deadlock is an error at once.
 
-    __slots__ = ("rank",)
-    rank: float
+    There are no sockets and no files on it, so a round is short: asyncio's own looks at those in each, and compares
+    timers in Python.
+    """
 
-    def __lt__(self, other: float, /) -> bool:
-        if float.__eq__(self, other) and isinstance(other, _Moment):
-            return self.rank < other.rank
-        return float.__lt__(self, other)
-
-
-class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """`time()` starts at 0 and advances only when every task waits. A deadlock is an error at once."""
+    _ready: deque[asyncio.Handle]  # asyncio's: what `call_soon` was given
 
     def __init__(self, seed: int | None = None) -> None:
-        self._jump = _Jump()
+        super().__init__()
+        self._now = 0.0
+        self._timers: list[tuple[float, float, asyncio.TimerHandle]] = []  # a heap: when, rank, what
         self._set = 0
         self._draw = None if seed is None else random.Random(seed).random
-        super().__init__(self._jump)
 
     def time(self) -> float:
-        return self._jump.now
+        return self._now
 
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """As any loop's, with the order among equals decided here; `call_later` and `sleep` come this way too."""
-        moment = _Moment(when)
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._set += 1
-        moment.rank = self._set if self._draw is None else self._draw()
-        return super().call_at(moment, callback, *args, context=context)
+        heapq.heappush(self._timers, (when, self._set if self._draw is None else self._draw(), timer))
+        return timer
+
+    def _run_once(self) -> None:
+        """One round: if nothing is ready the clock goes on to the next timer; then all that is ready runs."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not ready:
+            if not timers:
+                # On real time this would wait for ever.
+                raise RuntimeError("deadlock: every task waits and no timer is left")
+            self._now += max(timers[0][0] - self._now, 0.0)
+        while timers and timers[0][0] < self._now + SAME_INSTANT:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _write_to_self(self) -> None:
+        """Wakes a loop that waits for sockets: this one never does."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T], seed: int | None = None) -> T:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleuve.contracts import RolloutError
-from fleuve.simulate.history import VersionHistory
+from fleuve.simulate.history import CHUNK, VersionHistory
 from fleuve.simulate.seats import ADMIT_ROOM, PREEMPT_ROOM, Answer, Seats
 from fleuve.simulate.stretch import Stretch
 from fleuve.types import Completion, FinishReason, GenerationRequest, Int32Array, Interrupt, WeightFile, WeightUpdate
@@ -165,12 +165,13 @@ class SimulatedEngine:
 
     async def metrics(self) -> dict[str, float]:
         """Counters since the start and the state of this moment; the embedded engine's names."""
-        usage = self.usage_now()
+        usage, tokens = self.usage_now(), self.tokens_generated()
         return {
             "version": self._history.version,
             "running": len(self._seats.running),
             "waiting": len(self._seats.waiting),
-            "tokens_generated": self.tokens_generated(),
+            "kv_cache_use": (self._seats.kv + tokens - self._tokens) / self._seats.capacity,
+            "tokens_generated": tokens,
             "tokens_prefilled": usage.prefilled_tokens,
             "interrupted": usage.interrupted,
             "preemptions": usage.preemptions,
@@ -300,8 +301,8 @@ class SimulatedEngine:
         answer.reply.set_result(
             Completion(
                 request_id=answer.request.request_id,
-                output_ids=_constant(_TOKENS, count),  # type: ignore[arg-type]
-                logprobs=_constant(_LOGPROBS, count),  # type: ignore[arg-type]
+                output_ids=_TOKENS.first(count),  # type: ignore[arg-type]
+                logprobs=_LOGPROBS.first(count),  # type: ignore[arg-type]
                 versions=versions,  # type: ignore[arg-type]
                 finish_reason=reason,
                 interruptions=answer.interruptions,
@@ -332,10 +333,19 @@ class SimulatedEngine:
         return asyncio.get_running_loop().time()
 
 
-_TOKENS = np.zeros((), np.int32)
-_LOGPROBS = np.zeros((), np.float32)
+class _Zeros:
+    """Arrays of zeros that all answers share, however long they are: read-only."""
+
+    def __init__(self, dtype: type) -> None:
+        self._all: NDArray[Any] = np.zeros(CHUNK, dtype)
+
+    def first(self, count: int) -> NDArray[Any]:
+        """So many of them."""
+        if count > len(self._all):
+            self._all = np.zeros(2 * count, self._all.dtype)
+        zeros = self._all[:count]
+        zeros.flags.writeable = False
+        return zeros
 
 
-def _constant(value: NDArray[Any], count: int) -> NDArray[Any]:
-    """An array of `count` times `value` that takes no memory: its stride is 0."""
-    return np.ndarray((count,), value.dtype, value.data, strides=(0,))
+_TOKENS, _LOGPROBS = _Zeros(np.int32), _Zeros(np.float32)

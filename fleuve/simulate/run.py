@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +113,7 @@ async def _run(settings: Settings, trace: Trace | None, progress: Callable[[int]
         _as_if_longer(settings, last),
         SimulatedSource(simulate.prompt_tokens),
         _Lean(SingleTurn(rollout, settings.seed, lambda _: "", rewarder)),
-        Fleet(engines, settings.seed),
+        _Fleet(engines, settings.seed),
         trainer,
         recorder,
     )
@@ -126,6 +126,18 @@ def _as_if_longer(settings: Settings, last: int) -> Settings:
     it hold more than the steps that are looked at could use (without a bound on staleness, the whole run's prompts)."""
     enough = last + min(settings.control.max_staleness, LONGEST_PIPELINE) + 2
     return settings.model_copy(update={"steps": min(settings.steps, enough)})
+
+
+class _Fleet(Fleet):
+    """A fleet whose counters, which the controller asks for every second, are there without a task for each engine."""
+
+    def __init__(self, engines: Sequence[SimulatedEngine], seed: int) -> None:
+        super().__init__(engines, seed)
+        self._simulated = engines
+
+    async def metrics(self) -> dict[str, float]:
+        """What of it is looked at."""
+        return {"tokens_generated": float(sum(engine.tokens_generated() for engine in self._simulated))}
 
 
 class _Lean:
