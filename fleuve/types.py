@@ -6,7 +6,7 @@ token in the controller. This module imports neither torch nor any other room.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import msgspec
 import numpy as np
@@ -64,6 +64,42 @@ class Completion(msgspec.Struct, kw_only=True):
     versions: list[int]
     finish_reason: FinishReason
     interruptions: int = 0
+
+
+class PackedCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Completion` between two processes: its arrays are raw in msgpack, and lists in JSON. Reading lists of numbers,
+    and looking through them, took the controller more time than all else that it does with an answer of 1,000 tokens.
+    """
+
+    request_id: str
+    output_ids: Int32Array
+    logprobs: Float32Array
+    versions: Int32Array
+    finish_reason: FinishReason
+    interruptions: int = 0
+
+    @classmethod
+    def of(cls, completion: Completion) -> PackedCompletion:
+        """The same answer."""
+        return cls(
+            request_id=completion.request_id,
+            output_ids=np.asarray(completion.output_ids, np.int32),
+            logprobs=np.asarray(completion.logprobs, np.float32),
+            versions=np.asarray(completion.versions, np.int32),
+            finish_reason=completion.finish_reason,
+            interruptions=completion.interruptions,
+        )
+
+    def opened(self) -> Completion:
+        """The same answer, with the arrays in place of its lists."""
+        return Completion(
+            request_id=self.request_id,
+            output_ids=cast(list[int], self.output_ids),
+            logprobs=cast(list[float], self.logprobs),
+            versions=cast(list[int], self.versions),
+            finish_reason=self.finish_reason,
+            interruptions=self.interruptions,
+        )
 
 
 class ProgressRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

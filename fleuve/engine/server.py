@@ -27,6 +27,7 @@ from fleuve.engine.service import Service, context_of, open_engine
 from fleuve.types import (
     AbortRequest,
     GenerationRequest,
+    PackedCompletion,
     ProgressRequest,
     UpdateRequest,
     WeightFile,
@@ -105,7 +106,8 @@ def application(service: Service, token: str | None = None) -> web.Application:
     loop = service.loop
 
     async def generate(request: web.Request) -> web.Response:
-        return _reply(request, await loop.generate(await _read(request, GenerationRequest)))
+        completion = await loop.generate(await _read(request, GenerationRequest))
+        return _reply(request, PackedCompletion.of(completion))
 
     async def update_weights(request: web.Request) -> web.Response:
         body = await _read(request, UpdateRequest)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fleuve.contracts import Rewarder, RolloutError
 from fleuve.evaluate.answers import Answer, AnswerFile
@@ -79,7 +80,7 @@ async def evaluate(
             reason=verdict.reason,
             tokens=len(completion.output_ids),
             finish_reason=completion.finish_reason,
-            versions=sorted(set(completion.versions)),
+            versions=np.unique(completion.versions).tolist(),
             part="" if by is None else part_of(prompt, by),
         )
         if file is not None:

@@ -16,6 +16,7 @@ from fleuve.types import (
     Completion,
     GenerationRequest,
     Interrupt,
+    PackedCompletion,
     Progress,
     ProgressRequest,
     UpdateRequest,
@@ -69,7 +70,8 @@ class EngineClient:
         what = f"request {request.request_id}"
         self._in_flight += 1
         try:
-            return await self._post("/generate", request, Completion, self._request_timeout, what)
+            packed = await self._post("/generate", request, PackedCompletion, self._request_timeout, what)
+            return packed.opened()
         finally:
             self._in_flight -= 1
 

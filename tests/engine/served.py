@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 from aiohttp import web
 from tiny_engine import tiny_model
 
@@ -16,7 +17,7 @@ from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.server import application
 from fleuve.engine.service import Service, open_engine
-from fleuve.types import Completion, WeightFile, WeightUpdate, decode, encode
+from fleuve.types import Completion, PackedCompletion, WeightFile, WeightUpdate, decode, encode, to_json
 from fleuve.weights.store import WeightStore
 from fleuve.wire.listen import bind
 
@@ -42,7 +43,8 @@ class Client:
             return await response.json()
 
     async def generate(self, request) -> Completion:
-        return decode(await self.post("/generate", request), Completion)
+        packed = decode(await self.post("/generate", request), PackedCompletion)
+        return msgspec.json.decode(to_json(packed), type=Completion)  # with lists, as a client that takes JSON has it
 
     async def update(self, file: WeightFile, interrupt: str = "recompute", status: int = 200) -> WeightUpdate:
         body = {f: getattr(file, f) for f in file.__struct_fields__} | {"interrupt": interrupt}

@@ -109,7 +109,7 @@ async def test_a_client_sees_the_progress_and_another_engine_goes_on_from_it(mod
             answer.cancel()
             rest = await two.generate(continued(request, progress[0]))
     assert progress[0].request_id == rest.request_id == "a"
-    assert [*progress[0].output_ids.tolist(), *rest.output_ids] == whole.output_ids
+    assert [*progress[0].output_ids, *rest.output_ids] == list(whole.output_ids)
 
 
 async def test_an_answer_that_moved_has_the_logprobs_of_the_versions_that_it_names(model_dir, tmp_path, store):
