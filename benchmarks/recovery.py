@@ -9,6 +9,8 @@ killed after some steps; the controller is started again by the same command at 
 
 `nothing` is a run that nothing happens to: what the other figures would be without a kill.
 
+With `--quick` it is one run for all kinds, one after the other, and what is lost is told of the run as a whole.
+
     python benchmarks/recovery.py [--quick] [--rounds N]
 """
 
@@ -26,7 +28,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +37,9 @@ import psutil
 from _report import report, spread
 
 HERE = Path(__file__).parent
-AFTER = 5
-"""Steps after the kill within which a run is expected to have its pace again."""
+BEFORE, AFTER = 12, 5
+"""Steps before the kill, and those after it within which a run is expected to have its pace again."""
+QUICK_BEFORE, QUICK_AFTER = 6, 4
 DEADLINE = 240.0
 
 CONFIG = """
@@ -85,13 +88,13 @@ KINDS = (
 )
 
 
-LESS = ("nothing", "reward worker")
-"""What `--quick` leaves out: nothing is to be seen there."""
+QUICK = ("rollout worker, one of two", "trainer", "controller")
+"""What `--quick` kills: of the others there is nothing to be seen, or they need a run of their own."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Of one run."""
+    """Of one kill. What the run lost in all, if it was the only one."""
 
     next_step: float
     costs: float
@@ -182,36 +185,45 @@ class Run:
         return found[-1]  # of nursery and reward workers a worker: it came later
 
 
-def measure(kind: Kind, before: int, rng: random.Random) -> Found:
-    """One run, with a kill after `before` steps."""
+def measure(kinds: Sequence[Kind], before: int, after: int, rng: random.Random) -> list[Found]:
+    """One run, with a kill of the first kind after `before` steps, and of the others `after` steps later each."""
     with tempfile.TemporaryDirectory(prefix="fleuve-recovery-") as scratch:
         directory = Path(scratch)
-        run = Run(directory, kind, before + 2 * AFTER)
+        run = Run(directory, kinds[0], before + (len(kinds) + 1) * after)
         with Tokens(directory / "workers.jsonl") as tokens:
             try:
                 run.until(lambda: run.steps() >= before)
                 pace = (run.times[-1] - run.times[2]) / (len(run.times) - 3)
-                time.sleep(rng.uniform(0.0, pace))
-                victim = run.victim(kind.word) if kind.word else None
-                tokens.look()
-                done = run.steps()
-                killed = time.monotonic()
-                if victim is not None:
-                    victim.kill()
-                if kind.name == "controller":
-                    run.process.wait()
-                    run.start()
-                run.until(lambda: run.steps() >= done + AFTER)
+                kills = [strike(kind, run, tokens, after, rng.uniform(0.0, pace)) for kind in kinds]
                 run.until(lambda: run.process.poll() == 0)
             finally:
                 run.process.kill()
                 run.process.wait()
-        return Found(
-            next_step=run.times[done] - killed,
-            costs=run.times[done + AFTER - 1] - killed - AFTER * pace,
-            lost=tokens.total - run.trained(),
-            generated=tokens.total,
-        )
+        return [
+            Found(
+                next_step=run.times[done] - killed,
+                costs=run.times[done + after - 1] - killed - after * pace,
+                lost=tokens.total - run.trained(),
+                generated=tokens.total,
+            )
+            for killed, done in kills
+        ]
+
+
+def strike(kind: Kind, run: Run, tokens: Tokens, after: int, delay: float) -> tuple[float, int]:
+    """Kill one, and wait for the steps `after`: when it was, and how many steps were reported by then."""
+    time.sleep(delay)
+    victim = run.victim(kind.word) if kind.word else None
+    tokens.look()
+    done = run.steps()
+    killed = time.monotonic()
+    if victim is not None:
+        victim.kill()
+    if kind.name == "controller":
+        run.process.wait()
+        run.start()
+    run.until(lambda: run.steps() >= done + after)
+    return killed, done
 
 
 def row(kind: Kind, found: list[Found]) -> dict[str, Any]:
@@ -232,20 +244,25 @@ def row(kind: Kind, found: list[Found]) -> dict[str, Any]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round, fewer steps, fewer kinds")
+    parser.add_argument("--quick", action="store_true", help="one run, fewer steps, fewer kinds")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    rounds, before = (1, 6) if options.quick else (options.rounds, 20)
+    rounds, before, after = (1, QUICK_BEFORE, QUICK_AFTER) if options.quick else (options.rounds, BEFORE, AFTER)
     rng = random.Random(0)
     found: dict[str, list[Found]] = {kind.name: [] for kind in KINDS}
+    runs = [[k for k in KINDS if k.name in QUICK]] if options.quick else [[kind] for kind in KINDS]
     for _ in range(rounds):
-        for kind in [k for k in KINDS if not (options.quick and k.name in LESS)]:
-            found[kind.name].append(measure(kind, before, rng))
-            print(kind.name, found[kind.name][-1], flush=True)
+        for kinds in runs:
+            for kind, one in zip(kinds, measure(kinds, before, after, rng), strict=True):
+                found[kind.name].append(one)
+                print(kind.name, one, flush=True)
     rows = [row(kind, found[kind.name]) for kind in KINDS if found[kind.name]]
-    headline: dict[str, Any] = {"rounds": rounds, "steps_before_the_kill": before, "steps": before + 2 * AFTER}
+    headline: dict[str, Any] = {"rounds": rounds, "steps_before_the_kill": before, "steps_after": after}
     headline |= {f"next_step_after_{r['killed']}": r["next step, s"] for r in rows}
-    headline |= {f"lost_share_{r['killed']}": r["of those generated, %"] / 100 for r in rows}
+    if options.quick:
+        headline["lost_share"] = rows[0]["of those generated, %"] / 100
+    else:
+        headline |= {f"lost_share_{r['killed']}": r["of those generated, %"] / 100 for r in rows}
     report("recovery", headline, rows)
 
 
