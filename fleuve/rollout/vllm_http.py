@@ -15,9 +15,6 @@ from fleuve.rollout.vllm_wire import reason
 from fleuve.wire.guard import bearer
 from fleuve.wire.open_files import allow_many_connections
 
-KEPT_ALIVE = 2.0
-"""Seconds that an idle connection is kept: less than the 5 after which vLLM closes it, which could meet a request."""
-
 
 class Server:
     """The server at `url`, as the worker `name`; `timeout` is for calls that do not say. A context manager."""
@@ -31,7 +28,9 @@ class Server:
 
     async def __aenter__(self) -> Server:
         allow_many_connections()
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE)
+        # A connection for each request: the server closes them after 5 idle seconds, and after an error of its own,
+        # which could meet a request that is on its way.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, headers=bearer(self._token))
         return self
 

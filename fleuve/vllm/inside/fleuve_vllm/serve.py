@@ -6,8 +6,21 @@ has its token guarded. Started by hand, without a parent, it binds `--host` and 
 
 from __future__ import annotations
 
+import os
+import signal
+
 from fleuve.launch import child
 from fleuve_vllm import guard
+
+
+def _end_with_parent() -> None:
+    """vLLM's engine and its workers are processes of their own, whose loops would go on if the server were killed."""
+    child.end_with_parent(signal.SIGKILL)
+
+
+if __name__ == "__mp_main__":  # in a process that `multiprocessing` has spawned: it imports this first
+    _end_with_parent()
+os.register_at_fork(after_in_child=_end_with_parent)
 
 
 def main() -> None:

@@ -7,21 +7,16 @@ For `--worker-extension-cls fleuve_vllm.worker.FleuveWorker`; importing it regis
 from __future__ import annotations
 
 import json
-import signal
 from typing import Any
 
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-from fleuve.launch.child import end_with_parent
 from fleuve_vllm.transfer import FileTransfer
 
 BACKEND = "fleuve"
 
 if BACKEND not in WeightTransferEngineFactory._registry:  # a process may import this under two names
     WeightTransferEngineFactory.register_engine(BACKEND, FileTransfer)
-
-# The engine's process busy-waits, and would do so for ever if the server were killed.
-end_with_parent(signal.SIGKILL)
 
 
 class FleuveWorker:
