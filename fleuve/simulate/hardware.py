@@ -71,3 +71,8 @@ def _tables(name: str) -> dict[str, dict[str, Any]]:
 def catalogue_models() -> dict[str, dict[str, Any]]:
     """The catalogue's tables of models."""
     return _tables("models")
+
+
+def catalogue_times() -> dict[str, dict[str, Any]]:
+    """The catalogue's measured times: hardware → model → `[simulate.measured]`."""
+    return _tables("measured")

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fleuve.config.settings import Settings
+from fleuve.simulate.known_times import with_known_times
 from fleuve.simulate.plan import find_plan
 from fleuve.simulate.plan_report import check_writable, print_plan, write_plan
 
@@ -20,6 +21,7 @@ def plan_command(settings: Settings, max_staleness: int, layouts: int, sensitivi
     """
     if write is not None:
         check_writable(write)
+    settings, remark = with_known_times(settings)
     terminal = sys.stderr.isatty()
     errors = Console(stderr=True)
     if terminal:
@@ -28,6 +30,8 @@ def plan_command(settings: Settings, max_staleness: int, layouts: int, sensitivi
     else:
         planned = find_plan(settings, max_staleness, layouts, sensitivity)
     print_plan(planned, Console())
+    if remark:
+        print(f"note: {remark}")
     if write is not None:
         write_plan(write, planned.best)
         print(f"written to {write}: fleuve check {write}, fleuve simulate {write}, fleuve train {write}")

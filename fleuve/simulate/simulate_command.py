@@ -13,6 +13,7 @@ from fleuve.config.nearest import did_you_mean, nearest_path
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
 from fleuve.simulate.candidates import misfit
+from fleuve.simulate.known_times import with_known_times
 from fleuve.simulate.run import simulate, simulated_steps
 from fleuve.simulate.simulate_report import draw, print_comparison, print_result
 from fleuve.simulate.systems import systems
@@ -32,6 +33,7 @@ def simulate_command(settings: Settings, compare: bool, plot: Path | None, trace
             raise UserError(f"{flag} {path}: no such directory: {path.parent}{did_you_mean(nearest_path(path.parent))}")
     if compare and trace is not None:
         raise UserError("--trace is of one run: leave --compare out")
+    settings, remark = with_known_times(settings)
     runs = systems(settings) if compare else {"this run": settings}
     results = {}
     for name, run in runs.items():
@@ -42,6 +44,8 @@ def simulate_command(settings: Settings, compare: bool, plot: Path | None, trace
         print_comparison(results, console)
     else:
         print_result(results["this run"], console)
+    if remark:
+        console.print(f"note: {remark}", soft_wrap=True)
     for name, run in runs.items():
         if run.simulate.gpus is not None and (problem := misfit(run)) is not None:
             console.print(f"note: {f'{name}: ' if compare else ''}it would not fit: {problem.reason}", soft_wrap=True)

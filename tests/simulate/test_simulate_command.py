@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fleuve.config.loader import load_settings
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
 from fleuve.simulate.simulate_command import simulate_command
@@ -59,6 +60,29 @@ def test_files_that_cannot_be_written_are_found_out_before_anything_runs(tmp_pat
 def test_what_would_not_fit_into_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     simulate_command(run(simulate__model="qwen-32b"), compare=False, plot=None, trace=None)
     assert "note: it would not fit: training on 1 needs" in capsys.readouterr().out
+
+
+def test_on_a_cpu_times_that_were_measured_are_used_and_without_any_it_warns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of the quickstart, for which there are such times, the step comes out as it is on this kind of machine."""
+
+    def printed(*flags: str) -> str:
+        words = ["--steps", "12", "--rollout.workers", "1", *flags]
+        simulate_command(load_settings("examples/quickstart.toml", words), compare=False, plot=None, trace=None)
+        return capsys.readouterr().out
+
+    known, unknown = printed(), printed("--simulate.model", "qwen-1.5b")
+    assert "note: times of builtin:small were measured" in known
+    assert 0.3 < float(known.split("step ")[1].split()[0]) < 1.5
+    assert "note: on a CPU a data sheet says little of how long qwen-1.5b takes" in unknown
+    given = printed("--simulate.measured.decode_base", "0.001")
+    assert "note:" not in given
+
+
+def test_of_a_gpu_nothing_is_remarked(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate_command(run(), compare=False, plot=None, trace=None)
+    assert "note:" not in capsys.readouterr().out
 
 
 def test_an_engine_without_room_for_an_answer_is_an_error() -> None:
