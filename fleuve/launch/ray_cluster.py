@@ -43,7 +43,6 @@ def connect(settings: RaySettings, cpus: int) -> bool:
         UserError: there is no cluster at the address, or it is of another version of Ray.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as this process, where it starts the cluster
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     former = signal.getsignal(signal.SIGTERM)
     try:
@@ -54,6 +53,7 @@ def connect(settings: RaySettings, cpus: int) -> bool:
             except ConnectionError as error:
                 if settings.address != "auto" or os.environ.get("RAY_ADDRESS"):
                     raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: far behind all else on this machine
         ray.init(address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet)
         return True
     except (RuntimeError, ValueError) as error:
@@ -91,30 +91,33 @@ class Places:
         self._timeout = timeout
         self._spread = spread
         self._groups: dict[str, PlacementGroup] = {}
+        self._wishes: dict[str, str | None] = {}
 
-    async def strategy(self, name: str, need: Need, near: str | None = None) -> PlacementGroupSchedulingStrategy:
-        """Where the actor of process `name` goes; `near` is the node that is best, by its id.
-
-        Raises:
-            NoPlaceError: nowhere, within the timeout.
-        """
-        group = await in_background(lambda: self._group(name, need, near))
-        if not await in_background(lambda: group.wait(self._timeout)):
-            self.give_up(name)
-            words = await in_background(_free)
-            raise NoPlaceError(f"has no place after {self._timeout:g} s: it needs {need} on one node; free: {words}")
-        return PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-
-    def _group(self, name: str, need: Need, near: str | None) -> PlacementGroup:
+    def reserve(self, name: str, need: Need, near: str | None = None) -> PlacementGroup:
+        """Ask for a place for process `name`, or for another if the node that it has is lost; `near` is the node that
+        is best, by its id. Ray answers in the order of asking."""
         if (group := self._groups.get(name)) is not None:
-            if _node_of(group) is not None:
+            if _lives(group):
                 return group
             self.give_up(name)
         target = near if near is not None or not self._spread else self._emptiest()
         # The target is a wish: where it does not fit there, Ray takes another node.
         group = placement_group([need.bundle()], strategy="STRICT_PACK", _soft_target_node_id=target)
-        self._groups[name] = group
+        self._groups[name], self._wishes[name] = group, target
         return group
+
+    async def strategy(self, name: str, need: Need, near: str | None = None) -> PlacementGroupSchedulingStrategy:
+        """Where the actor of process `name` goes.
+
+        Raises:
+            NoPlaceError: nowhere, within the timeout.
+        """
+        group = await in_background(lambda: self.reserve(name, need, near))
+        if not await in_background(lambda: group.wait(self._timeout)):
+            self.give_up(name)
+            words = await in_background(_free)
+            raise NoPlaceError(f"has no place after {self._timeout:g} s: it needs {need} on one node; free: {words}")
+        return PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
 
     def give_up(self, name: str) -> None:
         """The place of process `name` is free for others."""
@@ -129,15 +132,21 @@ class Places:
                 self.give_up(name)
 
     def _emptiest(self) -> str | None:
-        """The living node with the fewest processes of ours."""
-        taken = Counter(_node_of(group) for group in self._groups.values())
+        """The living node with the fewest processes of ours, as far as is known."""
+        taken = Counter(_node_of(group) or self._wishes[name] for name, group in self._groups.items())
         return min((node["NodeID"] for node in living_nodes()), key=lambda node: taken[node], default=None)
 
 
 def _node_of(group: PlacementGroup) -> str | None:
-    """The node it is on, if that lives."""
+    """The node it is on, or was; None before it has one."""
     node: str | None = placement_group_table(group).get("bundles_to_node_id", {}).get(0)
-    return node if any(n["NodeID"] == node for n in living_nodes()) else None
+    return node or None
+
+
+def _lives(group: PlacementGroup) -> bool:
+    """Whether it waits for a node, or has one that lives."""
+    node = _node_of(group)
+    return node is None or any(n["NodeID"] == node for n in living_nodes())
 
 
 def _free() -> str:

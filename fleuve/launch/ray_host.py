@@ -23,8 +23,9 @@ from fleuve.config.settings import Settings
 from fleuve.contracts import RolloutError
 from fleuve.launch.background import in_background
 from fleuve.launch.host import Process
-from fleuve.launch.process import ChildError
-from fleuve.launch.ray_actors import NodeActor, ProcessActor, Spot, Started
+from fleuve.launch.placement import Placement
+from fleuve.launch.process import ChildError, LostAtStartError
+from fleuve.launch.ray_actors import Failed, NodeActor, ProcessActor, Spot, Started
 from fleuve.launch.ray_cluster import Need, NoPlaceError, Places, connect, disconnect, has_gpus
 from fleuve.launch.ray_process import LogCopy, RayProcess
 from fleuve.types import WeightFile
@@ -55,6 +56,12 @@ class RayHost:
         self._nodes: dict[str, Any] = {}
         self._trainer: Spot | None = None
 
+    def reserve(self, placement: Placement) -> None:
+        """Places for the processes that the run begins with: the trainer is asked for first."""
+        self._reserve(TRAINER, placement.trainer.threads)
+        for index, place in enumerate(placement.workers):
+            self._reserve(f"worker-{index}", place.threads)
+
     async def start(
         self,
         name: str,
@@ -77,16 +84,17 @@ class RayHost:
             ports = self._settings.launch.ray.ports
             arguments = {"threads": threads, "start_timeout": start_timeout, "ports": ports}
             async with asyncio.timeout(start_timeout + MARGIN):
-                started: Started | str = await actor.start.remote(name, module, options, spot.address, arguments)
-                if isinstance(started, str):
+                started: Started | Failed = await actor.start.remote(name, module, options, spot.address, arguments)
+                if isinstance(started, Failed):
                     await log.catch_up(actor)
-            if isinstance(started, str):
-                raise ChildError(name, f"on {spot.host} {started}", log_path)
+            if isinstance(started, Failed):
+                kind = LostAtStartError if started.lost else ChildError
+                raise kind(name, f"on {spot.host} {started.what}", log_path)
         except (RayError, TimeoutError) as error:
             await self._forget(actor)
             self._places.give_up(name)
             reason = next(iter(reversed(str(error).strip().splitlines())), "it does not answer")
-            raise ChildError(name, f"could not be started by Ray: {reason.strip()}", log_path) from error
+            raise LostAtStartError(name, f"could not be started by Ray: {reason.strip()}", log_path) from error
         except BaseException:
             await self._forget(actor)
             raise
@@ -130,10 +138,9 @@ class RayHost:
 
     async def _place(self, name: str, threads: int, log_path: Path) -> Any:
         """An actor for it, on its way to its node."""
-        is_trainer = name == TRAINER
-        need = Need(threads, self._rank_gpus if is_trainer else self._worker_gpus)
+        need = self._need(name, threads)
         try:
-            strategy = await self._places.strategy(name, need, self._home if is_trainer else None)
+            strategy = await self._places.strategy(name, need, self._near(name))
         except NoPlaceError as error:
             raise ChildError(name, str(error), log_path) from error
         env = self._env | ({} if need.gpus else {"CUDA_VISIBLE_DEVICES": ""})
@@ -142,10 +149,21 @@ class RayHost:
         )
         return actor.remote(os.getcwd(), env)
 
+    def _reserve(self, name: str, threads: int) -> None:
+        self._places.reserve(name, self._need(name, threads), self._near(name))
+
+    def _need(self, name: str, threads: int) -> Need:
+        return Need(threads, self._rank_gpus if _trains(name) else self._worker_gpus)
+
+    def _near(self, name: str) -> str | None:
+        """The trainer is best where the run's own process is: they share files for sure. What of its ranks finds no
+        place there goes where Ray packs it."""
+        return self._home if _trains(name) else None
+
     async def _prepare(self, name: str, spot: Spot, log_path: Path) -> None:
         """Its node has what the process will look for."""
         sees_weights, sees_run = spot.sees
-        if name == TRAINER:
+        if _trains(name):
             if not sees_run:
                 where = f"{spot.host}, which does not see {self._settings.run_dir}"
                 raise ChildError(
@@ -154,7 +172,8 @@ class RayHost:
                     "trainer on the node that the run was started on",
                     log_path,
                 )
-            self._trainer = spot
+            if name == TRAINER:
+                self._trainer = spot
         if not sees_weights:
             self._node(spot)
 
@@ -195,6 +214,11 @@ def _share_files(one: Spot, other: Spot) -> bool:
     return one.node == other.node or (one.sees[0] and other.sees[0])
 
 
+def _trains(name: str) -> bool:
+    """Whether it is a rank of the trainer: `trainer`, `trainer-1`, …"""
+    return name == TRAINER or name.startswith(f"{TRAINER}-")
+
+
 def _share(given: int | None, device: str, gpus: bool) -> int:
     if given is not None:
         return given
@@ -202,18 +226,26 @@ def _share(given: int | None, device: str, gpus: bool) -> int:
 
 
 @asynccontextmanager
-async def open_ray_host(settings: Settings, logs: Path, weights: Path, cpus: int) -> AsyncIterator[tuple[RayHost, str]]:
-    """The cluster, with a line about it; `cpus` are what the run's processes take in all.
+async def open_ray_host(
+    settings: Settings, logs: Path, weights: Path, placement: Placement
+) -> AsyncIterator[tuple[RayHost, str]]:
+    """The cluster, with a line about it, and places in it on their way.
 
     Raises:
         UserError: there is no such cluster.
     """
+    cpus = sum(place.threads for place in (placement.trainer, *placement.workers))
     started = connect(settings.launch.ray, cpus)  # in this thread: what Ray starts ends with the thread that did
     try:
         host = RayHost(settings, logs, weights)
         nodes = len({node["NodeID"] for node in ray.nodes() if node["Alive"]})
-        about = "a Ray cluster of this machine alone is started" if started else f"a Ray cluster of {nodes} nodes"
+        about = (
+            "a Ray cluster of this machine alone is started"
+            if started
+            else f"a Ray cluster of {nodes} node" + "s" * (nodes > 1)
+        )
         try:
+            await in_background(lambda: host.reserve(placement))
             yield host, about
         finally:
             await host.close()
