@@ -21,6 +21,7 @@ from fleuve.config.problems import Problems
 from fleuve.config.reward_checks import check_rewards
 from fleuve.config.settings import DataSettings, Settings, SftSettings
 from fleuve.config.side_models import context_problem, inspect_side_model, side_models
+from fleuve.config.vllm_checks import vllm_notes, vllm_problems
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.observe.rundir import run_directory_problem
@@ -44,6 +45,8 @@ def preflight(settings: Settings) -> list[str]:
     problems.catch(lambda: check_instruction(settings.data))
     if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
+    for problem in vllm_problems(settings):
+        problems.add(problem)
     if settings.evaluate.every and settings.data.eval is None:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
@@ -179,7 +182,7 @@ def _notes(settings: Settings) -> list[str]:
         f"The behaviour weights make up for some of the difference; prefer {neutral}"
         for key, value, neutral in (("rollout.top_p", rollout.top_p, "1.0"), ("rollout.top_k", rollout.top_k, "0"))
         if value != float(neutral)
-    ] + algorithm_notes(settings)
+    ] + [*vllm_notes(settings), *algorithm_notes(settings)]
 
 
 def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[str]:
