@@ -4,8 +4,9 @@
 
 Constants are those that `benchmarks/paper.py` fitted (its committed result). For each run the search of `fleuve plan`
 (all splits, sizes of engines and ranks, token budgets, activations kept or recomputed, within memory) proposes the
-layouts that look fastest; the best of them and the paper's are simulated under the same bound on staleness. The last
-row is the first model on 4,096 devices.
+layouts that look fastest; the best of them and the paper's are simulated under the same bound on staleness, on the
+thinnest slice of the cluster that divides evenly. The last row is the first model on 4,096 devices. The table goes into
+`docs/simulator.md`, between its markers. All of it takes some five minutes of a core.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from _cluster import LONGEST, PROMPT, PUBLISHED, Constants, Published, cluster, on_slice, thinnest
@@ -24,6 +27,8 @@ from fleuve.simulate.estimate import work_of
 from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.screen import Screened, fitting, screen
 
+DOCS = Path(__file__).parents[1] / "docs" / "simulator.md"
+BEGIN, END = "<!-- plans: begin -->", "<!-- plans: end -->"
 HUGE = replace(PUBLISHED[0], name="1.5B maths, 4,096 devices", nodes=512)
 
 
@@ -73,6 +78,23 @@ def compare(row: Published, constants: Constants, layouts: int, counted: int) ->
     }
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """For the documentation."""
+    lines = [
+        "| run | 75 to 25, h | plan, h | times as fast | rollout | engines, ranks of | token budget, activations | "
+        "trainer waits: 75 to 25, plan |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r['run']} | {r['hours_75_25']:#.3g} | {r['hours_plan']:#.3g} | **{r['faster']:.2f}** | "
+            f"{r['rollout_share']:.0%} | {r['tensor']}, {r['trainer_parallel']} | {r['token_budget']} × longest, "
+            f"{'recomputed' if r['recompute_activations'] else 'kept'} | "
+            f"{r['waits_75_25']:.0%}, {r['waits_plan']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the first run only, few steps (a minute)")
@@ -83,6 +105,9 @@ def main() -> None:
     for row in PUBLISHED[:1] if args.quick else (*PUBLISHED, HUGE):
         rows.append(compare(row, constants, layouts=1 if args.quick else 2, counted=4 if args.quick else 12))
         print({k: round(v, 3) if isinstance(v, float) else v for k, v in rows[-1].items()}, file=sys.stderr, flush=True)
+    if not args.quick:
+        before, rest = DOCS.read_text(encoding="utf-8").split(BEGIN)
+        DOCS.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
     report("plans", {"faster": {r["run"]: round(r["faster"], 2) for r in rows}}, rows)
 
 
