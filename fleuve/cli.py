@@ -82,6 +82,23 @@ def check(context: typer.Context, config: Config) -> None:
         print(line)
 
 
+@app.command(context_settings={**_DOTTED, "allow_interspersed_args": True})
+def doctor(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML file of settings.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    deadline: Annotated[float, typer.Option(help="Seconds for each look at GPUs and collectives.", min=1)] = 90.0,
+) -> None:
+    """Examine this machine, or the nodes of a Ray cluster, before a run; exit code 1 if it could not go well.
+
+    Any setting can follow as a flag, such as --launch.backend ray.
+    """
+    flags = _flags(context, *([str(config)] if config else []))
+    from fleuve.doctor.command import doctor_command, load
+
+    sys.exit(doctor_command(load(config, flags), as_json, deadline))
+
+
 @app.command(context_settings=_DOTTED)
 def sft(context: typer.Context, config: Config) -> None:
     """Train on demonstrations: the supervised start before RL. Settings can follow as flags, as with `train`."""

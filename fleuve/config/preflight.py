@@ -15,6 +15,7 @@ from pathlib import Path
 from fleuve.config.accelerator import no_gpu
 from fleuve.config.algorithm_checks import algorithm_notes, algorithm_summary, group_size_problem
 from fleuve.config.data_facts import DataFacts, inspect_data
+from fleuve.config.launching import require_ray
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.problems import Problems
@@ -38,10 +39,13 @@ def preflight(settings: Settings) -> list[str]:
     if problem := run_directory_problem(settings.run_dir):
         problems.add(problem)
     for key, device in (("rollout.device", settings.rollout.device), ("trainer.device", settings.trainer.device)):
-        if device == "cuda" and (problem := no_gpu(key)):
+        # In a cluster, GPUs are on other nodes.
+        if device == "cuda" and settings.launch.backend == "local" and (problem := no_gpu(key)):
             problems.add(problem)
     if problem := group_size_problem(settings):
         problems.add(problem)
+    if settings.launch.backend == "ray":
+        problems.catch(require_ray)
     problems.catch(lambda: check_instruction(settings.data))
     if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
         problems.add(f"weights.path = {settings.weights.path}: no such directory")

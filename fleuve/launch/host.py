@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from fleuve.config.launching import require_ray
 from fleuve.config.settings import Settings
-from fleuve.errors import UserError
 from fleuve.launch.placement import Placement
 from fleuve.launch.process import ChildError, ChildProcess
 from fleuve.types import WeightFile
@@ -135,12 +134,3 @@ async def open_host(
     async with open_ray_host(settings, logs, weights, placement) as (host, about):
         note(about)
         yield host
-
-
-def require_ray() -> None:
-    """
-    Raises:
-        UserError: Ray is not installed here.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise UserError('launch.backend = "ray" needs Ray, which is not installed: pip install "ray[default]>=2.40"')

@@ -42,20 +42,35 @@ def connect(settings: RaySettings, cpus: int) -> bool:
     Raises:
         UserError: there is no cluster at the address, or it is of another version of Ray.
     """
+    if join(settings):
+        return False
+    os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: far behind all else on this machine
+    _init(settings, address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False)
+    return True
+
+
+def join(settings: RaySettings) -> bool:
+    """Connect to the cluster that the settings name; False where they leave it open and there is none.
+
+    Raises:
+        UserError: there is no cluster at the address, or it is of another version of Ray.
+    """
+    if settings.address == "local":
+        return False
+    try:
+        _init(settings, address=settings.address)
+    except ConnectionError as error:
+        if settings.address != "auto" or os.environ.get("RAY_ADDRESS"):
+            raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
+        return False
+    return True
+
+
+def _init(settings: RaySettings, **arguments: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     former = signal.getsignal(signal.SIGTERM)
     try:
-        if settings.address != "local":
-            try:
-                ray.init(address=settings.address, **quiet)
-                return False
-            except ConnectionError as error:
-                if settings.address != "auto" or os.environ.get("RAY_ADDRESS"):
-                    raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
-        os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: far behind all else on this machine
-        ray.init(address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet)
-        return True
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
     finally:

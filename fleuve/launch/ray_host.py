@@ -49,7 +49,11 @@ class RayHost:
         self._env = dict(line.split("=", 1) for line in options.env)
         self._home = ray.get_runtime_context().get_node_id()
         gpus = has_gpus()
-        self._worker_gpus = _share(options.worker_gpus, settings.rollout.device, gpus)
+        rollout = settings.rollout
+        each = rollout.vllm.tensor_parallel if rollout.engine == "vllm" else 1
+        self._worker_gpus = _share(options.worker_gpus, rollout.device, gpus) * (
+            each if options.worker_gpus is None else 1
+        )
         self._rank_gpus = _share(options.rank_gpus, settings.trainer.device, gpus)
         self._process_actor = ray.remote(ProcessActor)
         self._node_actor = ray.remote(NodeActor)
