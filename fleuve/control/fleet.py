@@ -77,6 +77,7 @@ class Fleet:
         self._served: int | None = None  # as last looked up; None: look again
         self._gone = 0.0  # tokens that lives which are over had generated
         self._added = len(engines)
+        self._probes: dict[asyncio.Task[None], None] = {}  # under way, also of workers that have left since
         for index, engine in enumerate(engines):
             name = f"worker-{index}"
             life = Life(name, engine, version)
@@ -264,6 +265,8 @@ class Fleet:
         """Ask a worker that is there until it is healthy or dead; the question that is under way, if one is."""
         if worker.decision is None or worker.decision.done():
             worker.decision = asyncio.get_running_loop().create_task(self._decide(worker))
+            self._probes[worker.decision] = None
+            worker.decision.add_done_callback(self._probes.pop)
         return worker.decision
 
     async def _decide(self, worker: Worker) -> None:
@@ -356,11 +359,10 @@ class Fleet:
 
     async def stop_probing(self) -> None:
         """End the probes under way."""
-        for worker in self.workers.values():
-            if worker.decision is not None:
-                worker.decision.cancel()
-                with suppress(asyncio.CancelledError):
-                    await worker.decision
+        for probe in list(self._probes):
+            probe.cancel()
+            with suppress(asyncio.CancelledError):
+                await probe
 
     def now(self) -> float:
         """Seconds of the event loop's clock."""

@@ -29,7 +29,7 @@ def fault_of(
         return f"{len(ids)} tokens came with {len(logprobs)} log-probabilities and {len(versions)} versions"
     if not len(ids):
         return "" if completion.finish_reason == "abort" else "the answer is empty"
-    if len(ids) > (most := request.sampling.max_new_tokens):
+    if len(ids) > (most := request.sampling.max_new_tokens - len(request.output_ids)):
         return f"the answer has {len(ids)} tokens, asked for were {most} at most"
     most_id = 2**31 if vocabulary is None else vocabulary
     for token in (ids.min(), ids.max()):

@@ -69,6 +69,13 @@ def test_without_a_known_vocabulary_ids_still_fit_an_array() -> None:
     assert "no token" in fault_of(answer(output_ids=[0, 2**31, 3]), REQUEST, 2, 3)
 
 
+@given(st.integers(0, 3), st.integers(1, 6))
+def test_an_answer_and_what_had_begun_of_it_are_no_longer_than_was_asked_for(begun: int, more: int) -> None:
+    request = msgspec.structs.replace(REQUEST, output_ids=[1] * begun)
+    completion = answer(output_ids=[1] * more, logprobs=[-1.0] * more, versions=[2] * more)
+    assert ("at most" in fault_of(completion, request, 2, 3)) == (begun + more > 4)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 49), st.floats(-100, 0), st.integers(2, 3)), min_size=1, max_size=4),
     st.integers(0, 3),
