@@ -25,7 +25,7 @@ from chaos_processes import MARK, Census, clear_away, describe, send
 ROOT = Path(__file__).parents[2]
 SHARED_MEMORY = Path("/dev/shm")
 
-DEADLINE = 300.0
+DEADLINE = 600.0
 """Seconds for one run with all its misfortunes."""
 GONE = 10.0
 """Seconds within which every process of a run has ended, once its controller has."""
@@ -48,7 +48,7 @@ group_size = 3
 max_new_tokens = 96
 health_timeout = 2.0
 update_timeout = 20.0
-start_timeout = 45.0
+start_timeout = 120.0
 no_worker_timeout = 90.0
 [control]
 batch_size = 4
@@ -56,10 +56,10 @@ batch_size = 4
 learning_rate = 1e-3
 minibatches = 2
 health_timeout = 4.0
-start_timeout = 45.0
+start_timeout = 120.0
 [reward]
 workers = 2
-start_timeout = 15.0
+start_timeout = 30.0
 [checkpoint]
 keep = 2
 [observe]
