@@ -33,10 +33,15 @@ def leave_after(work: Callable[[], None]) -> NoReturn:
     try:
         work()
     except Exception as error:
-        leave(_tell(error))
+        leave_with(error)
     except KeyboardInterrupt:
         leave(INTERRUPTED)
     leave(0)
+
+
+def leave_with(error: Exception) -> NoReturn:
+    """Leave as `leave_after` does when its work raises `error`; from any thread."""
+    leave(_tell(error))
 
 
 def leave_after_running(main: Coroutine[Any, Any, None]) -> NoReturn:

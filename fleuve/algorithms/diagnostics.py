@@ -17,6 +17,9 @@ BUCKETS = ((0, "0"), (1, "1"), (2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"), (
 
 _BOUNDS = torch.tensor([bound for bound, _ in BUCKETS if bound is not None])
 
+_COLUMNS = 10
+"""Of `LossSums.sums`: what `loss_sums` adds up."""
+
 
 class TokenFacts(NamedTuple):
     """Of each token, all `[tokens]` and without gradient: `staleness`; whether the clip cut its gradient at its upper
@@ -37,6 +40,12 @@ class LossSums(NamedTuple):
 
     sums: Tensor
     weight_max: Tensor
+
+    @classmethod
+    def none(cls) -> LossSums:
+        """Those of no token."""
+        sums = torch.zeros(len(BUCKETS), _COLUMNS, dtype=torch.float64)
+        return cls(sums, torch.zeros(len(BUCKETS), dtype=torch.float64))
 
     def __add__(self, other: object) -> LossSums:
         if not isinstance(other, LossSums):

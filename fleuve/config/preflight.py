@@ -19,12 +19,14 @@ from fleuve.config.launching import require_ray
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.problems import Problems
+from fleuve.config.rank_checks import rank_notes
 from fleuve.config.reward_checks import check_rewards
 from fleuve.config.settings import DataSettings, Settings, SftSettings
 from fleuve.config.side_models import context_problem, inspect_side_model, side_models
 from fleuve.config.vllm_checks import vllm_notes, vllm_problems
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
+from fleuve.launch.placement import available_cpus
 from fleuve.observe.rundir import run_directory_problem
 
 
@@ -42,10 +44,10 @@ def preflight(settings: Settings) -> list[str]:
         # In a cluster, GPUs are on other nodes.
         if device == "cuda" and settings.launch.backend == "local" and (problem := no_gpu(key)):
             problems.add(problem)
-    if problem := group_size_problem(settings):
-        problems.add(problem)
     if settings.launch.backend == "ray":
         problems.catch(require_ray)
+    if problem := group_size_problem(settings):
+        problems.add(problem)
     problems.catch(lambda: check_instruction(settings.data))
     if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
@@ -186,7 +188,7 @@ def _notes(settings: Settings) -> list[str]:
         f"The behaviour weights make up for some of the difference; prefer {neutral}"
         for key, value, neutral in (("rollout.top_p", rollout.top_p, "1.0"), ("rollout.top_k", rollout.top_k, "0"))
         if value != float(neutral)
-    ] + [*vllm_notes(settings), *algorithm_notes(settings)]
+    ] + [*vllm_notes(settings), *algorithm_notes(settings), *rank_notes(settings, len(available_cpus()))]
 
 
 def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[str]:

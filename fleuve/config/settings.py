@@ -48,9 +48,10 @@ class ControlSettings(Section):
 
 
 class TrainerSettings(Section):
-    """The optimiser step. `token_budget` is the hard cap on the tokens of one packed micro-batch."""
+    """The optimiser step. `token_budget` is the hard cap on the tokens of one packed micro-batch. Of several `ranks`
+    each holds a share of the weights and computes a share of every minibatch."""
 
-    ranks: Literal[1] = 1
+    ranks: Positive = 1
     threads: NonNegative = 0
     minibatches: Positive = 2
     token_budget: Positive = 8192
@@ -65,10 +66,17 @@ class TrainerSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     logprob_chunk: Positive = 1024
     activation_checkpointing: bool = False
+    offload: bool = False
     max_nonfinite_in_a_row: Positive = 3
     step_timeout: Seconds = 3600.0
+    rank_timeout: Seconds = 300.0
     health_timeout: Seconds = 120.0
     start_timeout: Seconds = 180.0
+
+    @property
+    def sharded(self) -> bool:
+        """Whether weights are shared out; one rank by itself does that to keep its share in host memory."""
+        return self.ranks > 1 or self.offload
 
 
 class AlgorithmSettings(Section):
@@ -282,6 +290,16 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
+    def _critic_is_not_shared_out(self) -> Settings:
+        if self.algorithm.baseline == "critic" and self.trainer.sharded:
+            key = f"trainer.ranks = {self.trainer.ranks}" if self.trainer.ranks > 1 else "trainer.offload = true"
+            raise ValueError(
+                f'{key}: a critic\'s weights are not shared out; with algorithm.baseline = "critic" a trainer has one '
+                "rank and does not offload"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _minibatches_divide_batch(self) -> Settings:
         batch, minibatches = self.control.batch_size, self.trainer.minibatches
         if batch % minibatches:
@@ -323,3 +341,9 @@ class SftSettings(Section):
     model: SftModelSettings
     data: DataSettings
     trainer: TrainerSettings = TrainerSettings(minibatches=1, learning_rate=2e-3, warmup_steps=20)
+
+    @model_validator(mode="after")
+    def _one_rank(self) -> SftSettings:
+        if self.trainer.sharded:
+            raise ValueError("trainer.ranks, trainer.offload: fleuve sft trains with one rank, on its device")
+        return self

@@ -18,6 +18,7 @@ from fleuve.launch.engines import EngineProcesses
 from fleuve.launch.history import History
 from fleuve.launch.host import LOCAL, Host, Process, open_host
 from fleuve.launch.placement import Place, Placement, available_cpus, place, place_anywhere
+from fleuve.launch.ranks import start_ranks
 from fleuve.launch.starting import twice
 from fleuve.launch.trainer import SupervisedTrainer
 from fleuve.weights.directory import make_directory
@@ -58,7 +59,7 @@ async def start(
         stack.push_async_callback(engines.close)
         starting = [asyncio.create_task(twice(partial(engines.open, name), note)) for name in engines.names]
         trainer = SupervisedTrainer(
-            lambda: start_trainer(trainer_settings, logs, weights, places.trainer, host),
+            lambda: start_trainer(trainer_settings, logs, weights, _places(trainer_settings).ranks, host),
             history,
             note,
             step_timeout=settings.trainer.step_timeout,
@@ -70,30 +71,33 @@ async def start(
 
         stack.push_async_callback(close)
         await _all_or_none([asyncio.create_task(twice(trainer.open, note)), *starting])
-        yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, places.trainer, host))
+        yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, _places(new).ranks, host))
 
 
 def _places(settings: Settings) -> Placement:
     workers, worker_threads = settings.rollout.workers, settings.rollout.threads
+    threads, ranks = settings.trainer.threads, settings.trainer.ranks
     if settings.launch.backend != "local":
-        return place_anywhere(workers, worker_threads, settings.trainer.threads)
-    return place(settings.launch.placement, available_cpus(), workers, worker_threads, settings.trainer.threads)
+        return place_anywhere(workers, worker_threads, threads, ranks)
+    return place(settings.launch.placement, available_cpus(), workers, worker_threads, threads, ranks)
 
 
-async def start_trainer(settings: Settings, logs: Path, weights: Path, spot: Place, host: Host = LOCAL) -> Process:
-    """A trainer's process, once it answers; it publishes in the directory `weights`.
+async def start_trainer(
+    settings: Settings, logs: Path, weights: Path, spots: Sequence[Place], host: Host = LOCAL
+) -> Process:
+    """A trainer's process, once it answers, or one for each rank; it publishes in the directory `weights`.
 
     Raises:
         ChildError: it did not come up.
     """
+    options = {"settings": settings.model_dump(mode="json"), "weights_directory": str(weights)}
+    if settings.trainer.sharded:
+        return await start_ranks(settings, options, logs, spots, host)
+    (spot,) = spots
     return await host.start(
         "trainer",
         "fleuve.train",
-        {
-            "settings": settings.model_dump(mode="json"),
-            "weights_directory": str(weights),
-            "threads": spot.threads,
-        },
+        {**options, "threads": spot.threads},
         logs / "trainer.log",
         cpus=spot.cpus,
         threads=spot.threads,

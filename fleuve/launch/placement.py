@@ -18,10 +18,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Placement:
-    """One place for the trainer, one for each rollout worker."""
+    """One place for the trainer (its first rank), one for each rollout worker, one for each of the trainer's other
+    ranks."""
 
     trainer: Place
     workers: tuple[Place, ...]
+    others: tuple[Place, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[Place, ...]:
+        """The trainer's, rank by rank."""
+        return (self.trainer, *self.others)
 
 
 def available_cpus() -> list[int]:
@@ -37,28 +44,30 @@ def place(
     workers: int,
     worker_threads: int = 0,
     trainer_threads: int = 0,
+    ranks: int = 1,
 ) -> Placement:
-    """Share `cpus` out between one trainer and `workers` rollout workers.
+    """Share `cpus` out between one trainer of `ranks` processes and `workers` rollout workers.
 
     `disaggregated`: disjoint sets, since all compute at the same time. Each gets an equal share unless its number of
     threads is given (0: as many as it has cores); what does not divide evenly goes to the trainer, then to the first
-    workers. 2 cores, 1 worker: one core each. With fewer cores than processes nobody is bound and each has one thread.
+    workers. Each rank counts as a process. 2 cores, 1 worker: one core each. With fewer cores than processes nobody is
+    bound and each has one thread.
 
-    `colocated`: trainer and workers compute in turn, so the trainer gets every core, and the workers share every core
-    among themselves.
+    `colocated`: trainer and workers compute in turn, so the trainer's ranks share every core among themselves, and so
+    do the workers.
     """
     cores = sorted(cpus)
     if placement == "colocated":
-        trainer = _bound(cores, trainer_threads)
-        return Placement(trainer=trainer, workers=_share(cores, [worker_threads] * workers))
-    first, *rest = _share(cores, [trainer_threads] + [worker_threads] * workers)
-    return Placement(trainer=first, workers=tuple(rest))
+        first, *others = _share(cores, [trainer_threads] * ranks)
+        return Placement(first, _share(cores, [worker_threads] * workers), tuple(others))
+    first, *rest = _share(cores, [trainer_threads] * ranks + [worker_threads] * workers)
+    return Placement(first, tuple(rest[ranks - 1 :]), tuple(rest[: ranks - 1]))
 
 
-def place_anywhere(workers: int, worker_threads: int = 0, trainer_threads: int = 0) -> Placement:
+def place_anywhere(workers: int, worker_threads: int = 0, trainer_threads: int = 0, ranks: int = 1) -> Placement:
     """Places on machines whose cores are not known here: nobody is bound, and each has one thread unless told."""
-    worker = Place(cpus=None, threads=worker_threads or 1)
-    return Placement(trainer=Place(cpus=None, threads=trainer_threads or 1), workers=(worker,) * workers)
+    worker, rank = (Place(cpus=None, threads=threads or 1) for threads in (worker_threads, trainer_threads))
+    return Placement(rank, (worker,) * workers, (rank,) * (ranks - 1))
 
 
 def _share(cores: list[int], threads: list[int]) -> tuple[Place, ...]:

@@ -17,6 +17,7 @@ from fleuve.config.settings import AlgorithmSettings
 from fleuve.train.metrics import StartOfStep
 from fleuve.train.microbatch import MicroBatch, Minibatch
 from fleuve.train.policy import Policy
+from fleuve.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ def find_anchors(
     reference: Policy | None,
     start: StartOfStep,
     stopped: Callable[[], bool],
+    ranks: Ranks | None = None,
 ) -> list[Anchors]:
-    """Evaluate what the settings ask for; `start` is told of every forward pass of the policy.
+    """Evaluate what the settings ask for; `start` is told of every forward pass of the policy. `stopped` says the same
+    on all `ranks`.
 
     Until the first update the current policy *is* the proximal one, so the first minibatch's own forward pass gives
     both, and only the others need one more (the first too, where its weights must be known before it begins).
@@ -58,7 +61,8 @@ def find_anchors(
                 return anchors
             proximal.append(_recomputed(m, policy, start) if needs_pass else None)
             referred.append(_evaluated(m, reference) if reference is not None and algorithm.kl_in == "loss" else None)
-        anchors.append(Anchors(proximal, referred, _weight_limit(minibatch, proximal, algorithm)))
+        limit = _weight_limit(minibatch, proximal, algorithm, ranks or Ranks())
+        anchors.append(Anchors(proximal, referred, limit))
     return anchors
 
 
@@ -87,7 +91,8 @@ def proximal_of(
 @torch.no_grad()
 def _recomputed(m: MicroBatch, policy: Policy, start: StartOfStep) -> Tensor:
     logprobs, entropies = policy.logprobs(m, entropy=True)
-    start.add(m, logprobs, entropies)
+    if not m.dummy:
+        start.add(m, logprobs, entropies)
     return logprobs
 
 
@@ -97,10 +102,10 @@ def _evaluated(m: MicroBatch, policy: Policy) -> Tensor:
 
 
 def _weight_limit(
-    minibatch: Minibatch, proximal: Sequence[Tensor | None], algorithm: AlgorithmSettings
+    minibatch: Minibatch, proximal: Sequence[Tensor | None], algorithm: AlgorithmSettings, ranks: Ranks
 ) -> float | None:
     if algorithm.cap != "second_moment" or not minibatch.micro_batches:
         return None
     parts = zip(proximal, minibatch.micro_batches, strict=True)
-    weights = [(p - m.behaviour)[m.advantages != 0] for p, m in parts if p is not None]
-    return second_moment_limit(torch.cat(weights), algorithm.second_moment_budget)
+    weights = [(p - m.behaviour)[m.advantages != 0] for p, m in parts if p is not None]  # a dummy has none
+    return second_moment_limit(ranks.joined(torch.cat(weights)), algorithm.second_moment_budget)

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -21,12 +21,14 @@ from fleuve.errors import UserError
 from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.train.critic import Critic
 from fleuve.train.optimizer import MasterOptimizer
+from fleuve.train.ranks import Ranks
+from fleuve.train.state_files import WHOLE, StateFiles, state_files
 
 MODEL = "model"
-STATE = "trainer.safetensors"
+STATE = WHOLE
 _CRITIC = "critic/"
 """What the names of a critic's tensors begin with."""
-_PART = ".part"
+PART = ".part"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.jinja")
 
 
@@ -44,7 +46,7 @@ def save(
         OSError: the disk is full (or whatever the system says), with the path. Nothing half-written remains under a
             final name.
     """
-    part_model, part_state = path / (MODEL + _PART), path / (STATE + _PART)
+    part_model, part_state = path / (MODEL + PART), path / (STATE + PART)
     try:
         path.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(part_model, ignore_errors=True)
@@ -55,11 +57,11 @@ def save(
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
         save_file(tensors, part_state, {"version": str(version)})
         for file in (*part_model.iterdir(), part_model, part_state):
-            _flush(file)
+            flush(file)
         shutil.rmtree(path / MODEL, ignore_errors=True)
         os.replace(part_model, path / MODEL)
         os.replace(part_state, path / STATE)
-        _flush(path)
+        flush(path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part_model, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -68,8 +70,9 @@ def save(
         raise OSError(f"cannot write the checkpoint {path}: {error}") from error
 
 
-def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None) -> int:
+def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None, ranks: Ranks | None = None) -> int:
     """Restore weights and optimiser state from `path`, and the critic's if there is one; returns the policy version.
+    Each of several `ranks` takes its own rows.
 
     A critic in the checkpoint that this run has no use for is left there: the policy is whole without it. A run with a
     critic does not start from a checkpoint without: one that knows nothing would undo what the policy has learnt.
@@ -77,17 +80,13 @@ def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None) -
     Raises:
         UserError: there is no trainer state, it cannot be read, or it belongs to another model or to another critic.
     """
-    file = path / STATE
-    if not file.exists():
-        raise UserError(f"{path} is no checkpoint: {STATE} is missing")
+    ranks = ranks or Ranks()
+    file = state_files(path)[0]
     try:
-        with safe_open(file, framework="pt", device="cpu") as opened:
-            version = (opened.metadata() or {}).get("version")
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (not a dict)
+        with StateFiles(path, ranks.rank, ranks.count) as files:
+            version, tensors = files.version, dict(files)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} is broken or cut off: {' '.join(str(error).split())}") from error
-    if version is None:
-        raise UserError(f"{file} is no trainer state: it names no version")
     state = {name.removeprefix(_CRITIC): t for name, t in tensors.items() if name.startswith(_CRITIC)}
     if critic is not None and not state:
         raise UserError(
@@ -102,7 +101,7 @@ def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None) -
             critic.restore(state)
     except (KeyError, RuntimeError) as error:
         raise UserError(f"{file} belongs to another critic (critic.backbone or critic.path): {error}") from error
-    return int(version)
+    return version
 
 
 def save_model(path: Path, model: Any, source: str | None) -> None:
@@ -121,7 +120,8 @@ def save_model(path: Path, model: Any, source: str | None) -> None:
             shutil.copyfile(file, path / file.name)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have the disk hold a file, or a directory's names."""
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fleuve.train.credit import Credits
 from fleuve.train.microbatch import MicroBatch
+from fleuve.train.ranks import Ranks
 from fleuve.types import Batch, BoolArray, Trajectory
 
 SOLVED = 0.5
@@ -86,11 +87,12 @@ class StartOfStep:
         self._mismatch += float(((logprobs.detach() - micro_batch.behaviour).abs() * same).sum())
         self._same_version += int(same.sum())
 
-    def metrics(self) -> dict[str, float]:
-        """Those that were measured on at least one token."""
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """Those that were measured on at least one token of any rank."""
+        entropy, tokens, mismatch, same = ranks.sum([self._entropy, self._tokens, self._mismatch, self._same_version])
         metrics = {}
-        if self._tokens:
-            metrics["loss/entropy"] = self._entropy / self._tokens
-        if self._same_version:
-            metrics["mismatch/logprob_abs_mean"] = self._mismatch / self._same_version
+        if tokens:
+            metrics["loss/entropy"] = entropy / tokens
+        if same:
+            metrics["mismatch/logprob_abs_mean"] = mismatch / same
         return metrics

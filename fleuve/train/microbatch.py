@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fleuve.algorithms.aggregation import Totals
 from fleuve.algorithms.answers import Answers
-from fleuve.train.packing import pack
+from fleuve.train.packing import Bins, pack
 from fleuve.types import BoolArray, Float32Array, Group, Int32Array, Trajectory
 
 
@@ -34,7 +34,10 @@ class Sample:
 class MicroBatch:
     """Sequences packed end to end. `[tokens]`: `input_ids`, `position_ids`. `[targets]`, aligned: `rows` (whose hidden
     state predicts), `targets` (what came), `behaviour`, `versions`, `advantages`, `returns`, `values`. `lengths` are
-    the sequences'; `samples` says which of the samples given they are, and `answers` whose each target is."""
+    the sequences'; `samples` says which of the samples given they are, and `answers` whose each target is.
+
+    A dummy holds none of them: a rank that has nothing left to compute runs it while the others compute, as all gather
+    weights together. What comes of it counts nowhere."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -48,6 +51,11 @@ class MicroBatch:
     advantages: Tensor
     returns: Tensor
     values: Tensor
+
+    @property
+    def dummy(self) -> bool:
+        """Whether nothing is to be learnt from it."""
+        return not self.samples
 
 
 @dataclass(frozen=True)
@@ -70,18 +78,26 @@ def sample_of(trajectory: Trajectory, learnt: BoolArray) -> Sample:
     )
 
 
-def make_micro_batches(samples: Sequence[Sample], token_budget: int, device: str = "cpu") -> list[MicroBatch]:
+def make_micro_batches(
+    samples: Sequence[Sample],
+    token_budget: int,
+    device: str = "cpu",
+    pack: Callable[[Sequence[int], int], Bins] = pack,
+) -> list[MicroBatch]:
     """Pack samples under the budget. Sequences without anything to learn are left out.
 
     What comes after the last learnt token has no influence on anything: it is cut off, and so is that token itself,
-    which nothing predicts from.
+    which nothing predicts from. `pack` gets lengths and the budget; it may leave out what other ranks compute, and an
+    empty micro-batch of its becomes a dummy.
 
     Raises:
         ValueError: a sequence is longer than the budget.
     """
     useful = [i for i, s in enumerate(samples) if len(s.targets)]
     bins = pack([int(samples[i].targets[-1]) for i in useful], token_budget)
-    return [_micro_batch(samples, [useful[i] for i in indices], device) for indices in bins]
+    return [
+        _micro_batch(samples, [useful[i] for i in indices], device) if indices else _dummy(device) for indices in bins
+    ]
 
 
 def evaluate_samples(
@@ -91,10 +107,19 @@ def evaluate_samples(
     tensor `[targets]` on the CPU for each."""
     found = [torch.zeros(0)] * len(samples)
     for m in micro_batches:
-        parts = compute(m).cpu().split([len(samples[i].targets) for i in m.samples])
+        computed = compute(m)
+        if m.dummy:
+            continue
+        parts = computed.cpu().split([len(samples[i].targets) for i in m.samples])
         for i, part in zip(m.samples, parts, strict=True):
             found[i] = part
     return found
+
+
+def _dummy(device: str) -> MicroBatch:
+    """One token, from which one is predicted: every weight takes part, so that every weight has a gradient."""
+    sample = Sample(np.zeros(2, np.int32), np.ones(1, np.int32), np.zeros(1, np.float32), np.zeros(1, np.int32))
+    return replace(_micro_batch([sample], [0], device), samples=[])
 
 
 def _micro_batch(given: Sequence[Sample], indices: list[int], device: str) -> MicroBatch:

@@ -8,7 +8,7 @@ gradient outlives its layer. In fp32 the parameters are the masters.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -46,15 +46,7 @@ class MasterOptimizer:
                 parameter.data = parameter.data.to(dtype)
                 parameter.register_post_accumulate_grad_hook(_moves_gradient_to(master))
                 self.masters[name] = master
-        matrices = [m for m in self.masters.values() if m.ndim > 1]
-        vectors = [m for m in self.masters.values() if m.ndim <= 1]
-        self._adamw = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-            lr=0.0,
-            betas=betas,
-            eps=eps,
-            fused=True,
-        )
+        self._adamw = adamw(self.masters, betas, eps, weight_decay)
 
     def zero_grad(self) -> None:
         """Forget the gradients summed up so far."""
@@ -75,8 +67,8 @@ class MasterOptimizer:
             The norm before clipping, and whether the update took place: not when the norm is NaN or infinite either,
             nor when it is 0, since AdamW would move the weights by its momentum alone.
         """
-        gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = self.norm()
+        gradients = [m.grad for m in self.masters.values() if m.grad is not None]
         updated = usable and math.isfinite(norm) and norm > 0
         if updated:
             if norm > max_grad_norm:
@@ -87,6 +79,10 @@ class MasterOptimizer:
             self._refresh()
         self.zero_grad()
         return norm, updated
+
+    def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+        """The weights as rollout workers get them, by `named_parameters` names."""
+        return ((name, master.detach().to(dtype)) for name, master in self.masters.items())
 
     def state(self) -> dict[str, Tensor]:
         """Masters and moments, flat, by `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`."""
@@ -120,6 +116,21 @@ class MasterOptimizer:
         for name, parameter in self.parameters.items():
             if parameter is not self.masters[name]:
                 parameter.data.copy_(self.masters[name])
+
+
+def adamw(
+    masters: Mapping[str, Tensor], betas: tuple[float, float], eps: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """Over `masters`, of which matrices decay and norms and biases (one-dimensional) do not."""
+    matrices = [m for m in masters.values() if m.ndim > 1]
+    vectors = [m for m in masters.values() if m.ndim <= 1]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=0.0,
+        betas=betas,
+        eps=eps,
+        fused=True,
+    )
 
 
 def _moves_gradient_to(master: Tensor):  # type: ignore[no-untyped-def]

@@ -1,12 +1,26 @@
-"""The parts of a trainer that the settings may ask for: a loss, a reference policy, a critic."""
+"""The parts of a trainer as the settings ask for them: a policy, a loss, a reference policy, a critic."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fleuve.algorithms.losses import PolicyLoss
 from fleuve.config.settings import Settings
 from fleuve.modeling.loading import DTYPES, load_model
 from fleuve.train.critic import Critic
+from fleuve.train.optimizer import MasterOptimizer
+from fleuve.train.packing import Bins, pack
 from fleuve.train.policy import Policy
+from fleuve.train.ranks import RankGroup, Ranks
+from fleuve.train.sharded_optimizer import ShardedOptimizer
+from fleuve.train.sharding import ShardedModel, width_and_size
+from fleuve.train.sharing import SequenceCost, share_out
+
+Pack = Callable[[Sequence[int], int], Bins]
+"""Lengths of sequences and a token budget, to the micro-batches that this rank computes."""
 
 
 def policy_loss_of(settings: Settings) -> PolicyLoss:
@@ -31,7 +45,36 @@ def policy_loss_of(settings: Settings) -> PolicyLoss:
     )
 
 
-def open_reference(settings: Settings, device: str) -> Policy | None:
+def open_policy(settings: Settings, device: str, ranks: Ranks) -> tuple[Policy, MasterOptimizer, Pack]:
+    """The policy, what moves its weights, and how its micro-batches are made. In a group of ranks all three are for
+    this rank's share.
+
+    Raises:
+        UserError: the model cannot be opened.
+    """
+    trainer = settings.trainer
+    adamw = {"betas": (trainer.beta1, trainer.beta2), "eps": trainer.eps, "weight_decay": trainer.weight_decay}
+    dtype, temperature, chunk = DTYPES[trainer.dtype], settings.rollout.temperature, trainer.logprob_chunk
+    if not isinstance(ranks, RankGroup):
+        model = load_model(settings.model.path, torch.float32, device)
+        optimizer = MasterOptimizer(model, dtype, **adamw)  # type: ignore[arg-type]
+        return Policy(model, temperature, chunk, trainer.activation_checkpointing), optimizer, pack
+    sharded = ShardedModel(settings.model.path, dtype, ranks, mesh_of(ranks, device), offload=trainer.offload)
+    policy = Policy(sharded.model, temperature, chunk, trainer.activation_checkpointing, around=sharded)
+    cost = SequenceCost.of(*width_and_size(sharded.model))
+
+    def own_share(lengths: Sequence[int], budget: int) -> Bins:
+        return share_out(lengths, ranks.count, budget, cost)[ranks.rank]
+
+    return policy, ShardedOptimizer(sharded, **adamw), own_share  # type: ignore[arg-type]
+
+
+def mesh_of(ranks: Ranks, device: str) -> DeviceMesh:
+    """All ranks in one row, on devices of their own."""
+    return init_device_mesh(device, (ranks.count,))
+
+
+def open_reference(settings: Settings, device: str, ranks: Ranks) -> Policy | None:
     """The frozen policy that KL is measured to: the initial model unless `algorithm.reference` names another. None
     without KL.
 
@@ -41,8 +84,16 @@ def open_reference(settings: Settings, device: str) -> Policy | None:
     if settings.algorithm.kl_coefficient == 0:
         return None
     path = settings.algorithm.reference or settings.model.path
-    model = load_model(path, DTYPES[settings.trainer.dtype], device).requires_grad_(False)
-    return Policy(model, settings.rollout.temperature, settings.trainer.logprob_chunk)
+    dtype, temperature, chunk = (
+        DTYPES[settings.trainer.dtype],
+        settings.rollout.temperature,
+        settings.trainer.logprob_chunk,
+    )
+    if isinstance(ranks, RankGroup):
+        offload = settings.trainer.offload
+        sharded = ShardedModel(path, dtype, ranks, mesh_of(ranks, device), offload=offload, trained=False)
+        return Policy(sharded.model, temperature, chunk, around=sharded)
+    return Policy(load_model(path, dtype, device).requires_grad_(False), temperature, chunk)
 
 
 def open_critic(settings: Settings, policy: Policy) -> Critic | None:

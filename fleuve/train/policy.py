@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,12 +32,19 @@ class Policy:
         temperature: divides the logits.
         chunk: tokens whose logits exist at once.
         activation_checkpointing: keep only each layer's input, and compute the layer again in the backward pass.
+        around: where what is computed of the model has to be computed inside something; see `sharding.ShardedModel`.
     """
 
     def __init__(
-        self, model: torch.nn.Module, temperature: float, chunk: int, activation_checkpointing: bool = False
+        self,
+        model: torch.nn.Module,
+        temperature: float,
+        chunk: int,
+        activation_checkpointing: bool = False,
+        around: Callable[[Callable[[torch.nn.Module], Any]], Any] | None = None,
     ) -> None:
         self.model = model
+        self._around = around
         self.temperature = temperature
         self.chunk = chunk
         if activation_checkpointing:
@@ -48,10 +56,17 @@ class Policy:
 
     def outputs(self, m: MicroBatch, entropy: bool = False) -> PolicyOutput:
         """Everything that one forward pass gives; entropies only if asked for."""
-        hidden = self.hidden(m)
-        head = partial(logits, self.model)
-        logprobs, entropies = token_logprobs(head, hidden, m.targets, self.temperature, self.chunk, entropy)
-        return PolicyOutput(logprobs, entropies, hidden)
+
+        def compute(model: torch.nn.Module) -> PolicyOutput:
+            hidden = self.hidden(m)
+            head = partial(logits, model)
+            logprobs, entropies = token_logprobs(head, hidden, m.targets, self.temperature, self.chunk, entropy)
+            return PolicyOutput(logprobs, entropies, hidden)
+
+        if self._around is None:
+            return compute(self.model)
+        output: PolicyOutput = self._around(compute)
+        return output
 
     def logprobs(self, m: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """`outputs` without the hidden states."""

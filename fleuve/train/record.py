@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fleuve.algorithms.diagnostics import LossSums
 from fleuve.algorithms.values import ValueSums
+from fleuve.train.ranks import Ranks
 
 
 @dataclass
@@ -34,6 +36,18 @@ class Accumulated:
         """And the critic's."""
         self.critic_loss += float(loss.detach())
         self.value_sums = sums if self.value_sums is None else self.value_sums + sums
+
+    def over(self, ranks: Ranks) -> Accumulated:
+        """The same over all ranks, one of which may have had nothing but dummies."""
+        if ranks.count == 1:
+            return self
+        assert self.value_sums is None  # a critic is on one rank only
+        none = LossSums.none()
+        own = none if self.sums is None else self.sums
+        policy_loss, *sums = ranks.sum([self.policy_loss, *own.sums.flatten().tolist()])
+        largest = ranks.maximum(own.weight_max.tolist())
+        table = torch.tensor(sums, dtype=torch.float64).view_as(none.sums)
+        return Accumulated(policy_loss, sums=LossSums(table, torch.tensor(largest, dtype=torch.float64)))
 
 
 @dataclass

@@ -7,6 +7,9 @@ and `/interrupt` in the middle of a step.
     POST /publish   {served} → WeightFile         GET  /health        {name, version, busy}
     POST /interrupt {id} → {}
 
+Of several ranks, rank 0 has this server; it answers `/health` before there is a trainer, since the other ranks learn
+from that where to meet. They have a server of `/health` alone.
+
 Who may ask is `wire.guard`'s to say; checkpoints are written and read in the directories named at the start alone.
 
 An interruption names the step that it ends by the id that the client gave it. So it counts even if it overtakes the
@@ -26,7 +29,9 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from fleuve.ending import leave_with
 from fleuve.errors import UserError
+from fleuve.train.leader import Leader
 from fleuve.train.trainer import Trainer
 from fleuve.types import Batch, StepResult, decode, encode
 from fleuve.wire.confine import OutsideError, confined
@@ -61,23 +66,38 @@ class TrainerServer:
     Args:
         directories: checkpoints are written and read in these, and nowhere else.
         token: what a request has to show; see `wire.guard`.
+        meeting: the address at which ranks meet. If there is one, `make_trainer` is not waited for: it needs them. The
+            process ends if it fails.
     """
 
     def __init__(
-        self, make_trainer: Callable[[], Trainer], directories: Sequence[Path] = (), token: str | None = None
+        self,
+        make_trainer: Callable[[], Trainer | Leader],
+        directories: Sequence[Path] = (),
+        token: str | None = None,
+        meeting: str = "",
     ) -> None:
         self._directories = directories
         self._token = token
+        self._meeting = meeting
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
-        self._trainer: Trainer = self._executor.submit(make_trainer).result()
+        self._making = self._executor.submit(_or_end(make_trainer) if meeting else make_trainer)
+        if not meeting:
+            self._making.result()
         self._busy = ""
         self._stepping: str | None = None  # the step in progress
         self._interrupted: str | None = None  # the latest to be interrupted, begun or not
         self._latest: Future[Any] | None = None
 
+    @property
+    def _trainer(self) -> Trainer | Leader:
+        """To be used where there is one: in the thread that made it, or after `_making`."""
+        return self._making.result()
+
     def close(self) -> None:
         """End the step in progress, if any, and take no more work. Returns within END_SECONDS, whatever goes on."""
-        self._trainer.interrupted.set()
+        if self._making.done():
+            self._trainer.interrupted.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
         if self._latest is not None:
             wait([self._latest], END_SECONDS)
@@ -130,13 +150,15 @@ class TrainerServer:
 
     async def _interrupt(self, request: web.Request) -> web.Response:
         self._interrupted = (await _read(request, _Interrupt)).id
-        if self._interrupted == self._stepping:
+        if self._interrupted == self._stepping:  # so there is a trainer
             self._trainer.interrupted.set()
         return web.json_response({})
 
     async def _health(self, request: web.Request) -> web.Response:
         if not knows(self._token, request):
             return web.json_response({})
+        if not self._making.done():
+            return web.json_response({"name": NAME, "busy": "starting", "meeting": self._meeting})
         return web.json_response({"name": NAME, "version": self._trainer.version, "busy": self._busy})
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
@@ -149,6 +171,29 @@ class TrainerServer:
 
         self._latest = self._executor.submit(busy)
         return await asyncio.wrap_future(self._latest)
+
+
+def health_app(name: str, busy: Callable[[], str]) -> web.Application:
+    """What a rank other than the first serves."""
+
+    async def health(request: web.Request) -> web.Response:
+        return web.json_response({"name": name, "busy": busy()})
+
+    app = web.Application()
+    app.add_routes([web.get("/health", health)])
+    return app
+
+
+def _or_end(make: Callable[[], T]) -> Callable[[], T]:
+    """`make`; where it fails, the process ends as `leave_after` says."""
+
+    def made() -> T:
+        try:
+            return make()
+        except Exception as error:
+            leave_with(error)
+
+    return made
 
 
 @web.middleware

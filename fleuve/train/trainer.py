@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,16 +15,16 @@ from fleuve.algorithms.aggregation import Totals
 from fleuve.algorithms.kl import ESTIMATORS
 from fleuve.algorithms.losses import LossInputs
 from fleuve.config.settings import Settings
-from fleuve.modeling.loading import DTYPES, load_model, pick_device, resolve_model
-from fleuve.train import checkpoint
+from fleuve.modeling.loading import DTYPES, pick_device, resolve_model
+from fleuve.train import checkpoint, sharded_checkpoint
 from fleuve.train.anchors import Anchors, find_anchors, proximal_of
 from fleuve.train.credit import Credits, PerToken, assign_credit, with_credit
 from fleuve.train.metrics import StartOfStep, batch_metrics, credit_metrics, learnt_tokens
 from fleuve.train.microbatch import MicroBatch, Minibatch, Sample, evaluate_samples, make_micro_batches, sample_of
-from fleuve.train.optimizer import MasterOptimizer
-from fleuve.train.parts import open_critic, open_reference, policy_loss_of
-from fleuve.train.policy import Policy
+from fleuve.train.parts import open_critic, open_policy, open_reference, policy_loss_of
+from fleuve.train.ranks import Ranks
 from fleuve.train.record import Accumulated, UpdateRecord
+from fleuve.train.sharded_optimizer import ShardedOptimizer
 from fleuve.types import Batch, BoolArray, StepResult, Trajectory, WeightFile
 from fleuve.weights.store import WeightStore
 
@@ -37,30 +37,24 @@ class Trainer:
     """Holds the weights and the optimiser's state. Single-threaded and blocking; `server.py` puts it behind HTTP.
 
     The same state and the same batch give the same new weights, bit for bit: nothing here is random.
+
+    One of several `ranks` has the whole batch and its own micro-batches of it. All call the same methods with the same
+    arguments, and take the same decisions in them; only rank 0 has a `store`.
     """
 
-    def __init__(self, settings: Settings, store: WeightStore) -> None:
+    def __init__(self, settings: Settings, store: WeightStore | None, ranks: Ranks | None = None) -> None:
         self.settings = settings
         self.store = store
+        self.ranks = ranks or Ranks()
         self.version = 0
         self.interrupted = threading.Event()
         """Set from another thread: ends the step in progress after its current micro-batch. The caller clears it."""
-        trainer = settings.trainer
-        self.device = pick_device(trainer.device)
+        self.device = pick_device(settings.trainer.device)
         self.source = resolve_model(settings.model.path)
-        self.model = load_model(settings.model.path, torch.float32, self.device)
-        self.optimizer = MasterOptimizer(
-            self.model,
-            DTYPES[trainer.dtype],
-            betas=(trainer.beta1, trainer.beta2),
-            eps=trainer.eps,
-            weight_decay=trainer.weight_decay,
-        )
-        self.policy = Policy(
-            self.model, settings.rollout.temperature, trainer.logprob_chunk, trainer.activation_checkpointing
-        )
+        self.policy, self.optimizer, self.pack = open_policy(settings, self.device, self.ranks)
+        self.model = self.policy.model
         self.loss = policy_loss_of(settings)
-        self.reference = open_reference(settings, self.device)
+        self.reference = open_reference(settings, self.device, self.ranks)
         self.critic = open_critic(settings, self.policy)
         self._nonfinite_in_a_row = 0
 
@@ -90,7 +84,7 @@ class Trainer:
 
         before = time.perf_counter()
         anchors = find_anchors(
-            minibatches, self.settings.algorithm, self.policy, self.reference, start, self.interrupted.is_set
+            minibatches, self.settings.algorithm, self.policy, self.reference, start, self._stopped, self.ranks
         )
         between = time.perf_counter()
         done, metrics = self._update(minibatches, anchors, start)
@@ -99,27 +93,38 @@ class Trainer:
         trained = [group for m in minibatches[:done] for group in m.groups]
         self.version += bool(trained)
         metrics |= batch_metrics(Batch(version=batch.version, groups=trained), self.settings.control.max_staleness)
-        metrics |= credit_metrics(credits) | start.metrics()
+        metrics |= credit_metrics(credits) | start.metrics(self.ranks)
         metrics |= {"time/credit": before - began, "time/proximal": between - before, "time/update": after - between}
         advantages = [[None if credit is None else credit.mean for credit in row] for row in credits]
         return StepResult(
             version=self.version, metrics=metrics, advantages=advantages, trained=[group.id for group in trained]
         )
 
-    def publish(self, served: int | None = None) -> WeightFile:
+    def publish(self, served: int | None = None) -> WeightFile | None:
         """Write the current version where rollout workers read it, in their dtype, by `named_parameters` names.
-        See `WeightStore.publish` for `served`."""
-        dtype = DTYPES[self.settings.rollout.dtype]
-        weights = ((name, master.detach().to(dtype)) for name, master in self.optimizer.masters.items())
-        return self.store.publish(self.version, weights, served)
+        See `WeightStore.publish` for `served`. None on a rank that only hands its share of the weights in."""
+        weights = self.optimizer.weights(DTYPES[self.settings.rollout.dtype])
+        if self.store is not None:
+            return self.store.publish(self.version, weights, served)
+        for _ in weights:
+            pass
+        return None
 
     def save(self, path: Path) -> None:
         """Write a checkpoint directory; see `checkpoint.save`."""
-        checkpoint.save(path, self.model, self.optimizer, self.version, self.source, self.critic)
+        if isinstance(self.optimizer, ShardedOptimizer):
+            sharded_checkpoint.save(path, self.optimizer, self.version, self.source)
+        else:
+            checkpoint.save(path, self.model, self.optimizer, self.version, self.source, self.critic)
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint directory: the following steps are those that would have followed its `save`."""
-        self.version = checkpoint.load(path, self.optimizer, self.critic)
+        """Continue from a checkpoint directory: the following steps are those that would have followed its `save`, on
+        however many ranks that was made."""
+        self.version = checkpoint.load(path, self.optimizer, self.critic, self.ranks)
+
+    def _stopped(self) -> bool:
+        """Whether any rank has been told to end the step."""
+        return self.ranks.any(self.interrupted.is_set())
 
     def _credits(self, batch: Batch) -> Credits:
         """The advantage of every token that may be learnt."""
@@ -143,16 +148,22 @@ class Trainer:
         """`compute`'s `[targets]` on every sampled token of every answer of the batch."""
 
         def computed(m: MicroBatch) -> Tensor:
-            if self.interrupted.is_set():
+            if self._stopped():
                 raise _InterruptedError
             return compute(m)
 
         places = [(g, i) for g, group in enumerate(batch.groups) for i in range(len(group.trajectories))]
         answers = [batch.groups[g].trajectories[i] for g, i in places]
         samples = [sample_of(t, t.loss_mask) for t in answers]
-        micro_batches = make_micro_batches(samples, self.settings.trainer.token_budget, self.device)
-        found = dict(zip(places, evaluate_samples(samples, micro_batches, computed), strict=True))
+        micro_batches = self._micro_batches(samples)
+        evaluated = evaluate_samples(samples, micro_batches, computed)
+        evaluated = self.ranks.fill_in(evaluated, [len(s.targets) for s in samples])
+        found = dict(zip(places, evaluated, strict=True))
         return lambda g, i: found[g, i]
+
+    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
+        """Those of this rank; every rank has as many."""
+        return make_micro_batches(samples, self.settings.trainer.token_budget, self.device, self.pack)
 
     def _minibatches(self, batch: Batch, credits: Credits) -> list[Minibatch]:
         """The batch split by groups, in the order given.
@@ -163,7 +174,7 @@ class Trainer:
         minibatches = []
         for part in split_evenly(len(batch.groups), self.settings.trainer.minibatches):
             samples, totals = self._samples(batch, credits, part)
-            micro_batches = make_micro_batches(list(samples.values()), self.settings.trainer.token_budget, self.device)
+            micro_batches = self._micro_batches(list(samples.values()))
             minibatches.append(Minibatch(batch.groups[part], micro_batches, totals))
         return minibatches
 
@@ -192,7 +203,7 @@ class Trainer:
         learning_rate = self._learning_rate()
         record = UpdateRecord(learning_rate, in_a_row=self._nonfinite_in_a_row)
         for minibatch, anchor in zip(minibatches, anchors, strict=False):
-            if self.interrupted.is_set():
+            if self._stopped():
                 break
             if not minibatch.micro_batches:
                 record.skip()
@@ -214,7 +225,7 @@ class Trainer:
         start: StartOfStep | None,
         watch: Callable[[LossInputs], None] | None = None,
     ) -> Accumulated | None:
-        """Add up the gradients of one minibatch, or forget them and return None if interrupted.
+        """Add up the gradients of one minibatch over all ranks, or forget them and return None if interrupted.
 
         `start` is given while the weights are still those of the start of the step, and nobody has told it of them.
         `watch` sees what each micro-batch's loss is made of.
@@ -223,7 +234,7 @@ class Trainer:
         accumulated = Accumulated()
         parts = zip(minibatch.micro_batches, anchor.proximal, anchor.reference, strict=True)
         for m, recomputed, reference in parts:
-            if self.interrupted.is_set():
+            if self._stopped():
                 self.optimizer.zero_grad()
                 if self.critic is not None:
                     self.critic.zero_grad()
@@ -231,6 +242,9 @@ class Trainer:
             with torch.set_grad_enabled(not self._only_critic):
                 bonus = self.loss.entropy_coefficient != 0
                 output = self.policy.outputs(m, entropy=bonus or start is not None)
+                if m.dummy:
+                    (output.logprobs.sum() * 0.0).backward()
+                    continue
                 if start is not None:
                     start.add(m, output.logprobs, output.entropies)
                 inputs = LossInputs(
@@ -256,7 +270,7 @@ class Trainer:
                 accumulated.add_critic(value_loss, value_sums)
                 loss = value_loss if self._only_critic else loss + value_loss
             loss.backward()
-        return accumulated
+        return accumulated.over(self.ranks)
 
     def _apply(self, accumulated: Accumulated, learning_rate: float) -> tuple[float | None, float | None]:
         """One update of the policy and one of the critic. Returns the norms of their gradients: None where there was no

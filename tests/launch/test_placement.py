@@ -57,3 +57,15 @@ def test_disaggregated_sets_are_disjoint_nonempty_and_of_the_given_cores(
         assert frozenset().union(*sets) <= cores
     if of_worker:
         assert all(p.threads == of_worker for p in placement.workers)
+
+
+def test_each_rank_of_the_trainer_has_cores_of_its_own() -> None:
+    placement = place("disaggregated", range(4), workers=1, ranks=3)
+    assert placement.ranks == tuple(Place(frozenset({core}), 1) for core in range(3))
+    assert placement.workers == (Place(frozenset({3}), 1),)
+
+
+def test_colocated_ranks_share_the_cores_among_themselves_and_so_do_the_workers() -> None:
+    placement = place("colocated", range(4), workers=1, ranks=2)
+    assert placement.ranks == (Place(frozenset({0, 1}), 2), Place(frozenset({2, 3}), 2))
+    assert placement.workers == (Place(frozenset(range(4)), 4),)

@@ -1,0 +1,158 @@
+"""What the ranks of one trainer tell each other, besides gradients and weights.
+
+`Ranks` is a trainer that is alone: what all know is what it knows. `RankGroup` is one of several processes; each of its
+calls is made by all ranks, in the same order, and every one ends by the group's deadline. What it returns is the same
+on all of them to the last bit, so that all take the same decisions.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fleuve.config.settings import TrainerSettings
+from fleuve.modeling.loading import pick_device
+
+
+class Ranks:
+    """A trainer of one process."""
+
+    rank = 0
+    count = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that answers and writes what only one has to."""
+        return self.rank == 0
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Of each value the sum over all ranks, in double precision."""
+        return list(values)
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Of each value the largest of all ranks."""
+        return list(values)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it holds on any rank."""
+        return flag
+
+    def fill_in(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """`parts` fp32 on the CPU, of which each rank knows some (those of the right size) and no two the same: all."""
+        return parts
+
+    def joined(self, part: Tensor) -> Tensor:
+        """One-dimensional fp32 tensors of any lengths, rank after rank, on the device that `part` is on."""
+        return part
+
+    def first_word(self, word: str) -> str:
+        """What the first rank that has something to say says; empty if none has."""
+        return word
+
+
+class RankGroup(Ranks):
+    """One of several ranks, over gloo where tensors are on the CPU.
+
+    Args:
+        store: where the ranks find each other.
+        device: `cpu`, or `cuda`, where weights and gradients travel by NCCL.
+        timeout: seconds that ranks wait for each other at most.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, count: int, device: str, timeout: float) -> None:
+        self.rank = rank
+        self.count = count
+        self.store = store
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=dist.PrefixStore("group", store),
+            rank=rank,
+            world_size=count,
+            timeout=timedelta(seconds=timeout),
+        )
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        # Added up here, in the order of ranks: an all-reduce does not promise the same bits everywhere.
+        return torch.stack(self._all(torch.tensor(values, dtype=torch.float64))).sum(0).tolist()
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        return torch.stack(self._all(torch.tensor(values, dtype=torch.float64))).amax(0).tolist()
+
+    def any(self, flag: bool) -> bool:
+        return any(bool(x) for x in self._all(torch.tensor([flag])))
+
+    def fill_in(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        known = [p if len(p) == n else torch.zeros(n) for p, n in zip(parts, sizes, strict=True)]
+        whole = torch.cat([*known, torch.zeros(0)])
+        dist.all_reduce(whole)  # each number and zeros: exact in any order
+        return list(whole.split(list(sizes)))
+
+    def joined(self, part: Tensor) -> Tensor:
+        lengths = [int(x) for x in self._all(torch.tensor([len(part)]))]
+        padded = torch.zeros(max(lengths))
+        padded[: len(part)] = part.detach().float().cpu()
+        return torch.cat([p[:n] for p, n in zip(self._all(padded), lengths, strict=True)]).to(part.device)
+
+    def first_word(self, word: str) -> str:
+        said = torch.frombuffer(bytearray(b"\0" + word.encode()), dtype=torch.uint8)
+        lengths = [int(x) for x in self._all(torch.tensor([len(said)]))]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(said)] = said
+        words = [bytes(w[1:n].tolist()).decode() for w, n in zip(self._all(padded), lengths, strict=True)]
+        return next(filter(None, words), "")
+
+    def broadcast(self, content: bytes, size: int) -> bytes:
+        """Rank 0's `content`, `size` bytes of it, to all."""
+        buffer = bytearray(content) if self.leads else bytearray(size)
+        if size:
+            dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), src=0)
+        return bytes(buffer)
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+    def _all(self, tensor: Tensor) -> list[Tensor]:
+        gathered = [torch.empty_like(tensor) for _ in range(self.count)]
+        dist.all_gather(gathered, tensor)
+        return gathered
+
+
+def meeting_place(address: str, rank: int, timeout: float, listening: socket.socket | None = None) -> dist.Store:
+    """The store in which ranks find each other: rank 0 keeps it, at `address` (`HOST:PORT`); the others wait up to
+    `timeout` seconds for it to be there. Where the launcher has bound the port for rank 0 already, nobody can take it
+    in between."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if host == "127.0.0.1" and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # ranks of one machine need not be reached from others
+    return dist.TCPStore(
+        host,
+        int(port),
+        is_master=rank == 0,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        master_listen_fd=None if listening is None else listening.detach(),
+    )
+
+
+def join_ranks(trainer: TrainerSettings, rank: int, meeting: str, listening: socket.socket | None = None) -> RankGroup:
+    """Meet the other ranks at `meeting`. On GPUs each takes one of those that its process sees."""
+    device = pick_device(trainer.device)
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    store = meeting_place(meeting, rank, trainer.start_timeout, listening)
+    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout)
+
+
+def rows_of(rows: int, rank: int, count: int) -> slice:
+    """Which rows of a tensor `rank` holds: those that FSDP2 gives it, `torch.chunk`'s."""
+    each = -(-rows // count)
+    return slice(min(rank * each, rows), min((rank + 1) * each, rows))

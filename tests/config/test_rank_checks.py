@@ -1,0 +1,51 @@
+"""What is said of a trainer of several ranks before it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fleuve.config.rank_checks import rank_notes
+from fleuve.config.settings import Settings, SftSettings
+
+
+def _settings(**sections: dict[str, Any]) -> Settings:
+    return Settings.model_validate(
+        {"run_dir": "r", "model": {"path": "m"}, "data": {"train": "d"}, **{"trainer": {"device": "cpu"}, **sections}}
+    )
+
+
+def test_one_rank_needs_no_note() -> None:
+    assert rank_notes(_settings(), cores=1) == []
+
+
+def test_more_ranks_than_cores_are_noted_in_one_line() -> None:
+    (note,) = rank_notes(_settings(trainer={"ranks": 4, "device": "cpu"}), cores=2)
+    assert note.startswith("trainer.ranks = 4: this machine has 2 cores")
+    assert rank_notes(_settings(trainer={"ranks": 4, "device": "cpu"}), cores=4) == []
+
+
+def test_more_ranks_than_answers_are_noted() -> None:
+    sections: dict[str, Any] = {"control": {"batch_size": 2}, "rollout": {"group_size": 2}}
+    (note,) = rank_notes(_settings(trainer={"ranks": 4, "device": "cpu"}, **sections), cores=8)
+    assert "a minibatch has 2 answers" in note
+
+
+def test_offload_without_a_gpu_has_no_part() -> None:
+    (note,) = rank_notes(_settings(trainer={"offload": True, "device": "cpu"}), cores=8)
+    assert note.startswith("trainer.offload has no part")
+
+
+@pytest.mark.parametrize("trainer", [{"ranks": 2}, {"offload": True}])
+def test_a_critic_has_one_rank(trainer: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="a critic's weights are not shared out"):
+        _settings(trainer=trainer, algorithm={"preset": "ppo"})
+
+
+def test_supervised_training_has_one_rank() -> None:
+    with pytest.raises(ValidationError, match="fleuve sft trains with one rank"):
+        SftSettings.model_validate(
+            {"run_dir": "r", "model": {"path": "m", "save": "s"}, "data": {"train": "d"}, "trainer": {"ranks": 2}}
+        )

@@ -1,0 +1,206 @@
+"""A trainer of several ranks does what one alone does: same losses, same gradients, same weights, same decisions."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_scenarios import COUNTS, SCENARIOS
+from safetensors.torch import load_file
+from tiny import make_trainer
+from transformers import AutoModelForCausalLM
+
+from fleuve.errors import UserError
+from fleuve.train.ranks import rows_of
+from fleuve.train.state_files import StateFiles
+from fleuve.weights.store import read_weights
+
+Found = Callable[[str, int], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all scenarios have been played."""
+    path = tmp_path_factory.mktemp("ranks")
+    played = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("in_ranks.py")), str(path)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert played.returncode == 0, played.stderr[-4000:]
+    return path
+
+
+@pytest.fixture
+def found(directory: Path) -> Found:
+    """What a scenario returned on each of so many ranks (0: one that is alone)."""
+
+    def load(name: str, count: int) -> list[Any]:
+        files = (directory / f"{name}-{count}-{rank}.pt" for rank in range(max(count, 1)))
+        return [torch.load(file, weights_only=False) for file in files]
+
+    return load
+
+
+def _assert_same(ours: Any, theirs: Any, metrics: float, weights: float) -> None:
+    """Losses, norms and every other metric, relatively; weights, absolutely."""
+    for a, b in zip(ours["metrics"], theirs["metrics"], strict=True):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert a[name] == pytest.approx(b[name], rel=metrics, abs=metrics), name
+    for name in theirs["weights"]:
+        assert torch.allclose(ours["weights"][name], theirs["weights"][name], atol=weights, rtol=0), name
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_five_steps_are_the_same_on_any_number_of_ranks(found: Found, count: int) -> None:
+    """Loss and gradient norm to 1e-5, weights too, and every metric that a step has."""
+    (alone,) = found("everything", 0)
+    ours = found("everything", count)[0]
+    assert ours["advantages"] == alone["advantages"]
+    assert {"loss/policy", "loss/grad_norm", "loss/entropy", "loss/kl_reference"} <= ours["metrics"][0].keys()
+    _assert_same(ours, alone, metrics=1e-5, weights=1e-5)
+
+
+def test_all_ranks_hold_the_same_weights_and_say_the_same_to_the_last_bit(found: Found) -> None:
+    first, *others = found("everything", 4)
+    for other in others:
+        assert other["metrics"] == first["metrics"]
+        assert all(torch.equal(other["weights"][name], w) for name, w in first["weights"].items())
+
+
+def test_what_only_some_ranks_compute_reaches_all(found: Found) -> None:
+    (alone,) = found("kl_in_reward", 0)
+    for ours in found("kl_in_reward", 2):
+        for a, b in zip(ours["advantages"], alone["advantages"], strict=True):
+            assert [x for row in a for x in row] == pytest.approx([x for row in b for x in row], abs=1e-5)
+        _assert_same(ours, alone, metrics=2e-5, weights=1e-5)
+
+
+def test_half_precision_is_as_close_as_it_is_precise(found: Found) -> None:
+    (alone,), (ours, _) = found("half_precision", 0), found("half_precision", 2)
+    for a, b in zip(ours["metrics"], alone["metrics"], strict=True):
+        assert a["loss/policy"] == pytest.approx(b["loss/policy"], abs=2e-3)
+        assert a["loss/grad_norm"] == pytest.approx(b["loss/grad_norm"], rel=2e-2)
+    for name, weight in alone["weights"].items():
+        assert (ours["weights"][name] - weight).abs().mean() < 1e-3
+        assert ours["weights"][name].dtype == torch.float32
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_without_anything_to_learn_neither_hang_nor_count(found: Found, count: int) -> None:
+    (alone,) = found("few_sequences", 0)
+    ours = found("few_sequences", count)
+    assert all(one["sizes"] == alone["sizes"] == [1, 1] for one in ours)
+    _assert_same(
+        {"metrics": [_timeless(ours[0]["metrics"])], "weights": ours[0]["weights"]},
+        {"metrics": [_timeless(alone["metrics"])], "weights": alone["weights"]},
+        metrics=1e-5,
+        weights=1e-5,
+    )
+
+
+def test_a_nan_on_one_rank_is_a_nan_for_all(found: Found) -> None:
+    for ours in [*found("not_a_number", 0), *found("not_a_number", 2)]:
+        assert ours["metrics"]["loss/skipped_nonfinite"] == 1.0
+        assert ours["version"] == 1
+        assert all(bool(torch.isfinite(w).all()) for w in ours["weights"].values())
+        assert any(not torch.equal(w, ours["before"][n]) for n, w in ours["weights"].items())  # the other minibatch's
+
+
+def test_all_ranks_end_an_interrupted_step_at_the_same_micro_batch(found: Found) -> None:
+    first, second = found("interrupted", 2)
+    assert first["sizes"] == second["sizes"]
+    assert first["sizes"][1] > 1
+    assert first["passes"] == second["passes"] == first["sizes"][0] + 1
+    assert first["trained"] == second["trained"] == [100, 101, 102]
+    assert first["after"] == second["after"] > 0
+
+
+def test_what_is_published_is_whole(found: Found) -> None:
+    (alone,), (first, other) = found("saved", 0), found("saved", 2)
+    assert other["published"] is None
+    published = read_weights(first["published"])
+    assert published.keys() == alone["saved"].keys()
+    for name, weight in published.items():
+        assert torch.equal(weight, first["saved"][name])
+        assert torch.allclose(weight, alone["saved"][name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+@pytest.mark.parametrize("origin", [0, 2])
+def test_a_checkpoint_of_any_number_of_ranks_goes_on_on_any_other(found: Found, origin: int, count: int) -> None:
+    after = found("saved", origin)[0]
+    ours = found("resumed", count)[0][origin]
+    assert ours["version"] == 2
+    _assert_same(ours, after, metrics=1e-5, weights=1e-6)
+
+
+def test_the_model_in_a_checkpoint_is_a_plain_one(directory: Path, found: Found) -> None:
+    (first, _) = found("saved", 2)
+    path = directory / "saved" / "of-2"
+    model = AutoModelForCausalLM.from_pretrained(path / "model")
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, first["saved"][name])
+    assert _names(path / "model") == _names(directory / "saved" / "of-1" / "model")
+    assert _names(path) == ["model", "trainer-00001-of-00002.safetensors", "trainer-00002-of-00002.safetensors"]
+
+
+def test_each_rank_writes_its_own_rows_and_no_more(directory: Path) -> None:
+    path = directory / "saved" / "of-2"
+    files = [load_file(path / f"trainer-0000{rank}-of-00002.safetensors") for rank in (1, 2)]
+    whole = load_file(directory / "saved" / "of-1" / "trainer.safetensors")
+    assert all(file.keys() == whole.keys() for file in files)
+    for name, tensor in whole.items():
+        if tensor.ndim:
+            assert [len(file[name]) for file in files] == [len(tensor[rows_of(len(tensor), r, 2)]) for r in (0, 1)]
+
+
+def test_a_checkpoint_with_a_missing_share_is_refused(directory: Path, tmp_path: Path) -> None:
+    path = directory / "saved" / "of-2"
+    (tmp_path / "trainer-00001-of-00002.safetensors").write_bytes(
+        (path / "trainer-00001-of-00002.safetensors").read_bytes()
+    )
+    trainer = make_trainer(directory / "saved" / "model", tmp_path / "weights")
+    with pytest.raises(UserError, match=r"no whole checkpoint: trainer-00002-of-00002\.safetensors is missing"):
+        trainer.load(tmp_path)
+
+
+def test_shares_of_two_different_checkpoints_are_no_checkpoint(directory: Path, tmp_path: Path) -> None:
+    path = directory / "saved" / "of-2"
+    for rank in (1, 2):
+        name = f"trainer-0000{rank}-of-00002.safetensors"
+        content = (path / name).read_bytes()
+        (tmp_path / name).write_bytes(content if rank == 1 else content.replace(b'"version":"2"', b'"version":"3"'))
+    with pytest.raises(UserError, match="of different versions: 2, 3"):
+        StateFiles(tmp_path)
+
+
+def test_what_one_rank_cannot_write_all_say_and_go_on(found: Found) -> None:
+    first, other = found("not_writable", 2)
+    assert "cannot write the checkpoint" in first["said"] == other["said"]
+    assert first["left"] == []
+    assert first["metrics"] == other["metrics"]
+    assert math.isfinite(first["metrics"][0]["loss/grad_norm"])
+
+
+def test_every_scenario_is_looked_at() -> None:
+    assert SCENARIOS.keys() == COUNTS.keys()
+
+
+def _timeless(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir())
