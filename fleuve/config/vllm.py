@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fleuve.config.section import Positive, Section
+from fleuve.config.section import Positive, Seconds, Section
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -26,4 +26,5 @@ class VllmSettings(Section):
     eager: Literal["auto", "on", "off"] = "auto"
     versions: Literal["auto", "spans", "pieces"] = "auto"
     stream_interval: Positive = 8
+    start_timeout: Seconds = 900.0
     arguments: tuple[str, ...] = ()

@@ -91,7 +91,8 @@ class EngineProcesses:
         except BaseException:
             await child.stop(grace=0)
             raise
-        engine = client if self._host is LOCAL else delivering(client, lambda w: self._host.deliver(w, child))
+        here = self._host is LOCAL or isinstance(child, Elsewhere)
+        engine = client if here else delivering(client, lambda w: self._host.deliver(w, child))
         self._running[worker] = _Running(child, client, engine)
         return engine
 
@@ -178,5 +179,5 @@ async def start_engine(
         log_path,
         cpus=cpus,
         threads=threads,
-        start_timeout=rollout.start_timeout,
+        start_timeout=kind.start_timeout(rollout),
     )

@@ -32,6 +32,9 @@ class Kind(Protocol):
     ) -> Mapping[str, Any]:
         """Of a worker. `weights` is the directory that it may read new ones from."""
 
+    def start_timeout(self, rollout: RolloutSettings) -> float:
+        """Seconds until it must be up."""
+
     def client(
         self, name: str, url: str, token: str | None, model: str, rollout: RolloutSettings, request_timeout: float
     ) -> Client:
@@ -57,6 +60,9 @@ class Embedded:
             "name": name,
             "weights": None if weights is None else str(weights),
         }
+
+    def start_timeout(self, rollout: RolloutSettings) -> float:
+        return rollout.start_timeout
 
     def client(
         self, name: str, url: str, token: str | None, model: str, rollout: RolloutSettings, request_timeout: float
@@ -91,6 +97,9 @@ class Vllm:
             "weights": None if weights is None else str(weights),
             "arguments": vllm.arguments,
         }
+
+    def start_timeout(self, rollout: RolloutSettings) -> float:
+        return rollout.vllm.start_timeout
 
     def client(
         self, name: str, url: str, token: str | None, model: str, rollout: RolloutSettings, request_timeout: float

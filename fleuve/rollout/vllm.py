@@ -212,8 +212,13 @@ class VllmEngine:
         task = self._updates.get(weights)
         if task is None:
             task = self._updates[weights] = asyncio.create_task(self._update(weights, interrupt))
-            task.add_done_callback(lambda _: self._updates.pop(weights, None))
+            task.add_done_callback(lambda done: self._updated(weights, done))
         return await asyncio.shield(task)  # a caller that goes away does not undo it, one that retries joins it
+
+    def _updated(self, weights: WeightFile, done: asyncio.Task[WeightUpdate]) -> None:
+        self._updates.pop(weights, None)
+        if not done.cancelled():
+            done.exception()  # whoever asked may be gone, and is not to be missed
 
     def _has(self, weights: WeightFile) -> bool:
         if self._loaded is None:  # what the server had before may be another run's
@@ -234,7 +239,7 @@ class VllmEngine:
             prepare = {"method": "fleuve_prepare", "args": [msgspec.json.encode(weights).decode()]}
             await self._server.post("/collective_rpc", prepare, what)
             if interrupt == "finish" and any(flight.has_tokens for flight in self._flights.values()):
-                await self._running.wait()  # whoever paused it lets the answers end first
+                await self._until_running(what)  # whoever paused it lets the answers end first
             async with self._switch:
                 self._swapping = True
                 self._open.clear()
@@ -249,12 +254,21 @@ class VllmEngine:
             self._open.set()
             return result
 
+    async def _until_running(self, what: str) -> None:
+        limit = self._update_timeout + self._request_timeout
+        try:
+            async with asyncio.timeout(limit):
+                await self._running.wait()
+        except TimeoutError:
+            raise RolloutError(f"{self.name}: {what} waited {limit:g} s for a paused worker's answers to end") from None
+
     async def _swap(self, weights: WeightFile, interrupt: Interrupt, what: str) -> WeightUpdate:
         begun = time.perf_counter()
         await self._stop_for(interrupt, what)
         begun = time.perf_counter() if interrupt == "finish" else begun
         await self._server.post("/start_weight_update", None, what)
-        await self._server.post("/update_weights", {"update_info": msgspec.to_builtins(weights)}, what)
+        info = {"version": weights.version, "checksum": weights.checksum}
+        await self._server.post("/update_weights", {"update_info": info}, what)
         await self._server.post("/finish_weight_update", {"weight_version": str(weights.version)}, what)
         met = 0 if interrupt == "finish" else sum(flight.meet_update() for flight in self._flights.values())
         self.version, self._loaded = weights.version, weights

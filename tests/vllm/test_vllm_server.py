@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,7 +34,7 @@ from fleuve.weights.store import WeightStore
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 
 MODEL = "builtin:small"
-ROLLOUT = RolloutSettings(engine="vllm", kv_cache_tokens=8192, max_running=16, start_timeout=900.0)
+ROLLOUT = RolloutSettings(engine="vllm", kv_cache_tokens=8192, max_running=16)
 PROMPT = [5, 9, 14, 22, 7, 30]
 
 
@@ -264,6 +265,24 @@ async def test_weights_that_fit_half_leave_it_paused_and_known_as_broken(world: 
     with pytest.raises(RolloutError, match="started anew"):
         async with world.client():
             pass
+
+
+async def test_a_server_whose_run_is_killed_ends_with_it(tmp_path: Path) -> None:
+    """Pitfall 25, while it still starts: it is the same lifeline."""
+    program = (
+        "import asyncio, sys; from pathlib import Path; from fleuve.config.settings import RolloutSettings\n"
+        "from fleuve.launch.engines import start_engine\n"
+        "rollout = RolloutSettings(engine='vllm', kv_cache_tokens=8192)\n"
+        "asyncio.run(start_engine('w', 'builtin:small', rollout, Path(sys.argv[1]), threads=1))"
+    )
+    run = psutil.Popen([sys.executable, "-c", program, str(tmp_path / "log")])
+    async with asyncio.timeout(300):
+        while len(family := run.children(recursive=True)) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+    run.kill()
+    run.wait()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
 async def test_of_a_server_that_is_killed_nothing_is_left(world: World) -> None:

@@ -25,7 +25,6 @@ workers = 2
 group_size = 4
 max_new_tokens = 160
 kv_cache_tokens = 8192
-start_timeout = 900.0
 update_timeout = 300.0
 health_timeout = 60.0
 [control]
@@ -51,7 +50,6 @@ workers = 2
 group_size = 4
 max_new_tokens = 24
 kv_cache_tokens = 4096
-start_timeout = 900.0
 update_timeout = 300.0
 health_timeout = 60.0
 [control]

@@ -36,11 +36,9 @@ class NoInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """The fields of a `fleuve.types.WeightFile`."""
+    """Which of the prepared weights are to be swapped in."""
 
     version: int
-    path: str
-    bytes: int
     checksum: str
 
 
@@ -88,16 +86,15 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        wanted = WeightFile(
-            version=update_info.version, path=update_info.path, bytes=update_info.bytes, checksum=update_info.checksum
-        )
-        if self._prepared is None or self._prepared[0] != wanted:
-            raise WeightError(f"version {wanted.version} was not prepared")
-        _, tensors = self._prepared
+        if self._prepared is None:
+            raise WeightError(f"version {update_info.version} was not prepared")
+        file, tensors = self._prepared
+        if (file.version, file.checksum) != (update_info.version, update_info.checksum):
+            raise WeightError(f"version {update_info.version} was not prepared, but {file.version}")
         loaded: Collection[str] = self.model.load_weights(iter(tensors.items()))
         if missing := sorted(self._parameters - set(loaded)):
             more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-            raise WeightError(f"version {wanted.version} has no weights for {', '.join(missing[:3])}{more}")
+            raise WeightError(f"version {file.version} has no weights for {', '.join(missing[:3])}{more}")
 
     def finish_weight_update(self) -> None:
         assert self._prepared is not None
