@@ -67,7 +67,7 @@ class Caretaker:
     def _busy(self, worker: Worker) -> bool:
         """Whether a group is on it, or anything waits for its answer."""
         life = worker.life
-        return life is not None and (life.calls > 0 or self._fleet.router.in_flight.get(life, 0) > 0)
+        return life is not None and (life.calls > 0 or self._fleet.router.busy(life))
 
     async def _nap(self, worker: Worker) -> None:
         """Until the next probe is due, or there is something else to do."""

@@ -18,7 +18,7 @@ from fleuve.contracts import Observer, RolloutEngine, RolloutError, Supervisor, 
 from fleuve.control.caretaker import Caretaker
 from fleuve.control.health import Health, HealthPolicy
 from fleuve.control.lease import Lease
-from fleuve.control.router import Router
+from fleuve.control.router import ExpectedLength, Router
 from fleuve.control.signal import Signal
 from fleuve.control.worker import Life, Worker
 from fleuve.types import Interrupt, WeightFile
@@ -63,6 +63,7 @@ class Fleet:
         self.vocabulary = vocabulary
         self.initial_version = version
         self.router: Router[Life] = Router(seed)
+        self.lengths = ExpectedLength()
         self.workers: dict[str, Worker] = {}
         self.weights: WeightFile | None = None
         """The newest given to `update`; None: still the initial version."""
@@ -243,6 +244,7 @@ class Fleet:
             self.lose(life, str(error))
             return {}
         life.generated = metrics["tokens_generated"]
+        self.router.press(life, life.pressure.look(metrics))
         return metrics
 
     def states(self) -> dict[str, Health]:

@@ -11,6 +11,7 @@ import msgspec
 from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.control.begun import Begun
 from fleuve.control.replies import fault_of
+from fleuve.control.router import Seat
 from fleuve.control.worker import Life
 from fleuve.types import Completion, GenerationRequest
 
@@ -66,8 +67,7 @@ class Lease:
         self._fleet = fleet
         self._unfinished = answers
         self._losses_left = losses
-        self._life: Life | None = None
-        self._counted = 0  # answers that the router counts for this group
+        self._seat: Seat[Life] | None = None
         self._flights: dict[str, _Flight] = {}
 
     async def generate(self, request: GenerationRequest, begun: Begun | None = None) -> Completion:
@@ -78,7 +78,7 @@ class Lease:
         """
         flight = self._flights[request.request_id] = _Flight(request, begun or Begun())
         while True:
-            life = await self._seat()
+            life = await self._seated(request)
             one_version = self._fleet.policy.one_version
             if not life.continues or (one_version and flight.begun and flight.begun.newest != life.version):
                 flight.begun = Begun()
@@ -96,9 +96,8 @@ class Lease:
                 if one_version and flight.begun and flight.begun.newest not in completion.versions:
                     flight.again(Begun())  # an update came in between: once more, from the prompt
                     continue
-                self._unfinished -= 1
                 completion.request_id = request.request_id
-                del self._flights[request.request_id]
+                self._end(flight, len(completion.output_ids))
                 return flight.begun.ended(completion)
             finally:
                 flight.leave()
@@ -143,18 +142,39 @@ class Lease:
 
     def release(self) -> None:
         """The group is done, well or badly."""
-        if self._life is not None:
-            self._fleet.router.give_back(self._life, self._counted)
-            self._life = None
+        if self._seat is not None:
+            self._fleet.router.give_back(self._seat, self._seat.answers)
+            self._seat = None
 
-    async def _seat(self) -> Life:
+    async def _seated(self, request: GenerationRequest) -> Life:
         """The worker that the group is on; takes one, and waits until there is one."""
-        while self._life is None:
+        while self._seat is None:
             await self._fleet.open()
-            if self._life is None:  # another answer of the group was woken first
-                self._counted = max(self._unfinished, 1)
-                self._life = self._fleet.router.take(self._counted)
-        return self._life
+            if self._seat is None:  # another answer of the group was woken first
+                length = self._fleet.lengths.of(request.sampling.max_new_tokens)
+                self._seat = self._fleet.router.take(self._to_come, len(request.input_ids) + length)
+        if len(self._flights) > self._seat.answers:  # a turn beyond those that were announced
+            self._fleet.router.add(self._seat, 1)
+        return self._seat.worker
+
+    @property
+    def _to_come(self) -> int:
+        """Answers in flight or still to be asked for."""
+        return max(self._unfinished, len(self._flights))
+
+    def _end(self, flight: _Flight, tokens: int) -> None:
+        """An answer is whole, with `tokens` more: it weighs on the worker no longer."""
+        del self._flights[flight.request.request_id]
+        self._unfinished = max(self._unfinished - 1, 0)
+        length = len(flight.begun) + tokens
+        self._fleet.lengths.ended(length)
+        if self._seat is not None:
+            if self._seat.answers > self._to_come:
+                self._fleet.router.give_back(self._seat, 1)
+            most, prompt = flight.request.sampling.max_new_tokens, len(flight.request.input_ids)
+            longer = prompt + min(length + self._fleet.lengths.of(most), most)
+            if longer > self._seat.tokens:
+                self._fleet.router.reweigh(self._seat, longer)
 
     def _move_from(self, life: Life, error: RolloutError) -> None:
         """Leave `life`, if no other answer of the group did so already.
@@ -162,7 +182,7 @@ class Lease:
         Raises:
             RolloutError: `error`, when this is one worker too many.
         """
-        if self._life is not life:
+        if self._seat is None or self._seat.worker is not life:
             return
         if not self._fleet.left_on_purpose(life):
             self._losses_left -= 1

@@ -11,6 +11,7 @@ from typing import TypeVar
 from fleuve.contracts import ContinuingEngine, RolloutEngine, RolloutError, WorkerLostError
 from fleuve.control.begun import Begun
 from fleuve.control.health import Health, HealthPolicy, HealthRecord
+from fleuve.control.router import Pressure
 from fleuve.types import Completion, GenerationRequest
 
 T = TypeVar("T")
@@ -33,6 +34,8 @@ class Life:
     """It was given up for what it sampled: nothing of that is of use."""
     begun: dict[str, Begun] = field(default_factory=dict)
     """What is known of its unfinished answers, by the id of the request."""
+    pressure: Pressure = field(default_factory=Pressure)
+    """On its KV cache."""
     _calls: dict[asyncio.Timeout, None] = field(default_factory=dict)
 
     async def call(self, what: Callable[[RolloutEngine], Awaitable[T]]) -> T:

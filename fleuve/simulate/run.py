@@ -95,10 +95,10 @@ async def _run(settings: Settings, trace: Trace | None, progress: Callable[[int]
         return tokens if tokens < longest else longest + 1  # it was cut off
 
     room = min(ADMIT_ROOM, longest)  # an answer never needs more
-    engines = [
-        SimulatedEngine(f"worker-{i}", engine_costs, length, admit_room=room)
-        for i in range(layout_of(settings).engines)
-    ]
+    engines: list[SimulatedEngine] = []
+    together = engines if simulate.finish_together else None
+    for i in range(layout_of(settings).engines):
+        engines.append(SimulatedEngine(f"worker-{i}", engine_costs, length, together=together, admit_room=room))
     trainer = SimulatedTrainer(
         TrainerCosts.of(settings),
         settings.trainer.minibatches,
@@ -136,7 +136,11 @@ class _Fleet(Fleet):
         self._simulated = engines
 
     async def metrics(self) -> dict[str, float]:
-        """What of it is looked at."""
+        """What of it is looked at; and routing hears of full caches."""
+        for life in self.lives():
+            engine = life.engine
+            assert isinstance(engine, SimulatedEngine)
+            self.router.press(life, life.pressure.look(engine.room()))
         return {"tokens_generated": float(sum(engine.tokens_generated() for engine in self._simulated))}
 
 
