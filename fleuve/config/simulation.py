@@ -70,7 +70,8 @@ class MeasuredSettings(Section):
 
 class SimulateSettings(Section):
     """The run on virtual time. `gpus` of `hardware` in all, `rollout_gpus` of them for engines of `tensor_parallel`
-    each, the rest for the trainer (colocated: all of them for both, in turn)."""
+    each, the rest for the trainer (colocated: all of them for both, in turn). `finish_together`: with
+    `rollout.interrupt = "finish"`, no engine takes new weights, or begins an answer, until those of all have ended."""
 
     model: str | None = None
     hardware: str = "cpu"
@@ -78,6 +79,7 @@ class SimulateSettings(Section):
     rollout_gpus: Positive | None = None
     tensor_parallel: Positive = 1
     trainer_parallel: Positive = 1
+    finish_together: bool = False
     max_running: Positive | None = None
     kv_cache_tokens: Positive | None = None
     prompt_tokens: Positive = 256

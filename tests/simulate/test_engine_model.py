@@ -225,3 +225,34 @@ def test_long_answers_take_memory_only_for_their_versions_and_share_that() -> No
             base = base.base
         owned[id(base)] = base.nbytes
     assert sum(owned.values()) < 400_000  # 64 answers of 27,000 tokens: 20 MB if each had its own
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_without_interruption_engines_take_new_weights_each_when_its_answers_end_or_all_when_the_last_has(
+    together: bool,
+) -> None:
+    lengths = {"short": 10, "long": 40, "next": 5}
+
+    async def main() -> list[tuple[float, set[int]]]:
+        loop, engines = asyncio.get_running_loop(), list[SimulatedEngine]()
+        for name in ("one", "two"):
+            among = engines if together else None
+            engines.append(SimulatedEngine(name, Times(), lambda r: lengths[r.request_id], together=among))
+
+        async def ended(engine: SimulatedEngine, what: str) -> tuple[float, set[int]]:
+            versions = (await engine.generate(request(what, [0], max_new_tokens=50))).versions
+            return loop.time(), set(np.asarray(versions).tolist())
+
+        first = [asyncio.create_task(ended(e, what)) for e, what in zip(engines, ("short", "long"), strict=True)]
+        await asyncio.sleep(0.001)
+        weights = WeightFile(version=1, path="", bytes=0, checksum="")
+        updates = [asyncio.create_task(e.update_weights(weights, "finish")) for e in engines]
+        await first[0]
+        await_next = asyncio.create_task(ended(engines[0], "next"))
+        await asyncio.gather(*updates)
+        return [await first[0], await first[1], await await_next]
+
+    (short, v0), (long, v1), (next_, v2) = run_virtual(main())
+    assert (v0, v1, v2) == ({0}, {0}, {1})
+    assert short < long
+    assert (next_ > long) is together
