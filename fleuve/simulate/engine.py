@@ -72,6 +72,8 @@ class SimulatedEngine:
     Args:
         name: what errors call it.
         lengths: how many tokens the answer to a request has, if it is not cut off.
+        together: engines, this one among them, that take weights of kind `finish` when the answers of all have ended;
+            none: each when its own have.
         admit_room, preempt_room: see `seats`.
     """
 
@@ -82,6 +84,7 @@ class SimulatedEngine:
         lengths: Callable[[GenerationRequest], int],
         version: int = 0,
         *,
+        together: Sequence[SimulatedEngine] | None = None,
         admit_room: int = ADMIT_ROOM,
         preempt_room: int = PREEMPT_ROOM,
     ) -> None:
@@ -89,6 +92,7 @@ class SimulatedEngine:
         self.usage = Usage()
         self._times = times
         self._lengths = lengths
+        self._together = (self,) if together is None else together
         self._seats = Seats(times.kv_capacity_tokens, times.max_running, admit_room, preempt_room)
         self._history = VersionHistory(version, lambda: self._seats.oldest_step)
         self._answers: dict[str, Answer] = {}
@@ -247,9 +251,11 @@ class SimulatedEngine:
         """The next phase."""
         while self._updates and self._updates[0].version <= self._history.version:
             self._acknowledge(self._updates.popleft(), interrupted=0, seconds=0.0)
-        waits_to_finish = bool(self._updates) and self._updates[0].interrupt == "finish" and self._seats.begun > 0
-        if self._updates and not waits_to_finish:
+        if self._updates and not self._waits_to_finish(self._updates[0]):
             self._enter("load", at, self._times.update_seconds())
+            for other in self._together:
+                if other._phase == "idle":
+                    other._turn_soon()  # it may have waited for this one
             return
         if self._paused:
             self._enter("paused", at)
@@ -274,6 +280,12 @@ class SimulatedEngine:
         self._stretch_since = at
         self._planned = self._seats.steps_ahead()
         self._enter("decode", at, self._stretch.seconds(self._planned))
+
+    def _waits_to_finish(self, update: _Update) -> bool:
+        """Whether answers have to end first that were begun with older weights."""
+        if update.interrupt != "finish":
+            return False
+        return any(e._seats.begun for e in self._together if e._history.version < update.version)
 
     def _enter(self, phase: Phase, at: float, seconds: float | None = None) -> None:
         self._phase, self._since = phase, at

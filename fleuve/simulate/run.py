@@ -95,10 +95,10 @@ async def _run(settings: Settings, trace: Trace | None, progress: Callable[[int]
         return tokens if tokens < longest else longest + 1  # it was cut off
 
     room = min(ADMIT_ROOM, longest)  # an answer never needs more
-    engines = [
-        SimulatedEngine(f"worker-{i}", engine_costs, length, admit_room=room)
-        for i in range(layout_of(settings).engines)
-    ]
+    engines: list[SimulatedEngine] = []
+    together = engines if simulate.finish_together else None
+    for i in range(layout_of(settings).engines):
+        engines.append(SimulatedEngine(f"worker-{i}", engine_costs, length, together=together, admit_room=room))
     trainer = SimulatedTrainer(
         TrainerCosts.of(settings),
         settings.trainer.minibatches,
