@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from _models import SMOLLM2
 from _report import report, spread
 
 from fleuve.engine.engine import Engine
@@ -38,21 +39,6 @@ from fleuve.modeling.attention import NAME
 from fleuve.modeling.loading import build_model, load_model
 from fleuve.types import GenerationRequest, SamplingParams
 
-SMOLLM2: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-    "rope_theta": 100000.0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 QUICK = SMOLLM2 | {"num_hidden_layers": 6, "vocab_size": 8192}
 REQUESTS = 64
 BATCHES = (64, 32)
