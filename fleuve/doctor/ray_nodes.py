@@ -65,15 +65,20 @@ def _findings(node: Any, answer: Any, request: Request, needs: Needs, home: bool
 
 
 def _ask(node: str, request: Request, probes: Sequence[tuple[str, bytes]]) -> Any:
-    def look(request: Request, probes: Sequence[tuple[str, bytes]]) -> tuple[NodeFacts, list[bool]]:
-        return gather(request), [_reads(path, content) for path, content in probes]
+    return ray.remote(_look).options(num_cpus=0, max_retries=0, scheduling_strategy=_on(node)).remote(request, probes)
 
-    return ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=_on(node)).remote(request, probes)
+
+def _look(request: Request, probes: Sequence[tuple[str, bytes]]) -> tuple[NodeFacts, list[bool]]:
+    return gather(request), [_reads(path, content) for path, content in probes]
+
+
+def _wall() -> float:
+    return time.time()
 
 
 def _skew(node: str) -> tuple[float, float]:
     """How far the node's clock is ahead of this one's, and half the time that asking took: the best of some tries."""
-    clock = ray.remote(time.time).options(num_cpus=0, scheduling_strategy=_on(node))
+    clock = ray.remote(_wall).options(num_cpus=0, scheduling_strategy=_on(node))
     best = (0.0, float("inf"))
     for _ in range(5):
         before = time.time()
