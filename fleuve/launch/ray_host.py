@@ -63,6 +63,8 @@ class RayHost:
     def reserve(self, placement: Placement) -> None:
         """Places for the processes that the run begins with: the trainer is asked for first."""
         self._reserve(TRAINER, placement.trainer.threads)
+        for index, place in enumerate(placement.others):
+            self._reserve(f"{TRAINER}-{index + 1}", place.threads)
         for index, place in enumerate(placement.workers):
             self._reserve(f"worker-{index}", place.threads)
 
@@ -238,7 +240,7 @@ async def open_ray_host(
     Raises:
         UserError: there is no such cluster.
     """
-    cpus = sum(place.threads for place in (placement.trainer, *placement.workers))
+    cpus = sum(place.threads for place in (placement.trainer, *placement.others, *placement.workers))
     started = connect(settings.launch.ray, cpus)  # in this thread: what Ray starts ends with the thread that did
     try:
         host = RayHost(settings, logs, weights)
