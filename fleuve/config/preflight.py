@@ -19,7 +19,7 @@ from fleuve.config.launching import require_ray
 from fleuve.config.light_tokenizer import LightTokenizer
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.problems import Problems
-from fleuve.config.rank_checks import rank_notes
+from fleuve.config.rank_checks import heads_problem, rank_notes
 from fleuve.config.reward_checks import check_rewards
 from fleuve.config.settings import DataSettings, Settings, SftSettings
 from fleuve.config.side_models import context_problem, inspect_side_model, side_models
@@ -56,6 +56,8 @@ def preflight(settings: Settings) -> list[str]:
     if settings.evaluate.every and settings.data.eval is None:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
+    if problem := heads_problem(settings, model.directory if model else None):
+        problems.add(problem)
     tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
     train: DataFacts | None = problems.catch(lambda: inspect_data(settings.data.train, settings.data, tokenizer))
     evaluation: DataFacts | None = None

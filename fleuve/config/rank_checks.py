@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from fleuve.config.accelerator import no_gpu
 from fleuve.config.settings import Settings
+
+
+def heads_problem(settings: Settings, model: Path | None) -> str | None:
+    """Why the ranks of a context cannot share the attention of the model in directory `model`, in one line."""
+    count = settings.trainer.context_parallel
+    if model is None or count == 1:
+        return None
+    try:
+        heads = int(json.loads((model / "config.json").read_text())["num_attention_heads"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # other checks tell what is wrong with it
+    if heads % count == 0:
+        return None
+    return (
+        f"trainer.context_parallel = {count}: the model has {heads} attention heads, which that does not divide; "
+        f"give it a divisor of {heads}"
+    )
 
 
 def rank_notes(settings: Settings, cores: int) -> list[str]:

@@ -52,6 +52,7 @@ class TrainerSettings(Section):
     each holds a share of the weights and computes a share of every minibatch."""
 
     ranks: Positive = 1
+    context_parallel: Positive = 1
     threads: NonNegative = 0
     minibatches: Positive = 2
     token_budget: Positive = 8192
@@ -72,6 +73,15 @@ class TrainerSettings(Section):
     rank_timeout: Seconds = 300.0
     health_timeout: Seconds = 120.0
     start_timeout: Seconds = 180.0
+
+    @model_validator(mode="after")
+    def _contexts_are_whole(self) -> TrainerSettings:
+        if self.ranks % self.context_parallel:
+            raise ValueError(
+                f"trainer.ranks = {self.ranks} is not divisible by trainer.context_parallel = {self.context_parallel}, "
+                "the number of ranks that share each micro-batch"
+            )
+        return self
 
     @property
     def sharded(self) -> bool:

@@ -124,7 +124,7 @@ async def start_ranks(
     async def start_all() -> Process:
         first = await start_one(0)
         async with TrainerClient(first.url, timeout, first.token) as client:
-            meeting = (await client.health()).get("meeting", "")
+            meeting = (await client.health(timeout)).get("meeting", "")
             coming = [asyncio.ensure_future(start_one(rank, meeting=meeting)) for rank in range(1, len(spots))]
             try:
                 others = await asyncio.gather(*coming)
@@ -133,7 +133,7 @@ async def start_ranks(
                     task.cancel()
                 await asyncio.gather(*coming, return_exceptions=True)
             whole = TrainerRanks(first, others, settings.trainer.health_timeout)
-            death = await first_of([_ready(client), whole.died()])
+            death = await first_of([_ready(client, timeout), whole.died()])
             if death is not None:
                 raise death
         return whole
@@ -165,9 +165,9 @@ async def first_of(waits: Sequence[Any]) -> Any:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ready(client: TrainerClient) -> None:
+async def _ready(client: TrainerClient, timeout: float) -> None:
     while True:
-        if (await client.health()).get("busy") != "starting":
+        if (await client.health(timeout)).get("busy") != "starting":
             return
         await asyncio.sleep(LOOK)
 

@@ -17,6 +17,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from fleuve.ending import leave
+from fleuve.errors import UserError
 from fleuve.train.ranks import RankGroup
 from fleuve.train.trainer import Trainer
 from fleuve.types import Batch, StepResult, WeightFile, decode, encode
@@ -25,6 +26,10 @@ T = TypeVar("T")
 
 ALIKE = 10.0
 """Seconds that a rank which failed waits for the others to have failed, too."""
+
+SAID = (UserError, ValueError, OSError)
+"""What ranks can fail with all alike: they looked at the same batch or the same files. All else, lost connections
+and memory that ran out among it, is one rank's own."""
 
 _QUICK, _SLOW = 0.001, 0.05
 """Seconds between two looks for the next command: soon after the last one, and later."""
@@ -85,6 +90,8 @@ class Leader:
             result = work()
         except Exception as raised:
             error = raised
+        if error is not None and not isinstance(error, SAID):
+            _out_of_step(what, error, None)
         others = [self._outcome_of(rank, error is None) for rank in range(1, self._group.count)]
         failed = [o for o in others if o is None or o.kind]
         # Writing, which changes nothing, may fail on this rank alone: all others have come to the end of it.

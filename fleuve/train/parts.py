@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from fleuve.algorithms.losses import PolicyLoss
 from fleuve.config.settings import Settings
 from fleuve.modeling.loading import DTYPES, load_model
+from fleuve.train.context import Context
 from fleuve.train.critic import Critic
 from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.packing import Bins, pack
@@ -60,13 +61,22 @@ def open_policy(settings: Settings, device: str, ranks: Ranks) -> tuple[Policy, 
         optimizer = MasterOptimizer(model, dtype, **adamw)  # type: ignore[arg-type]
         return Policy(model, temperature, chunk, trainer.activation_checkpointing), optimizer, pack
     sharded = ShardedModel(settings.model.path, dtype, ranks, mesh_of(ranks, device), offload=trainer.offload)
-    policy = Policy(sharded.model, temperature, chunk, trainer.activation_checkpointing, around=sharded)
+    context = _context(ranks, sharded.model)
+    policy = Policy(sharded.model, temperature, chunk, trainer.activation_checkpointing, sharded, context)
     cost = SequenceCost.of(*width_and_size(sharded.model))
 
     def own_share(lengths: Sequence[int], budget: int) -> Bins:
-        return share_out(lengths, ranks.count, budget, cost)[ranks.rank]
+        return share_out(lengths, ranks.seats, budget, cost)[ranks.seat]
 
     return policy, ShardedOptimizer(sharded, **adamw), own_share  # type: ignore[arg-type]
+
+
+def _context(ranks: RankGroup, model: torch.nn.Module) -> Context | None:
+    if ranks.neighbours is None:
+        return None
+    context = Context(ranks.neighbours, ranks.rank % ranks.context, ranks.context)
+    context.check(model)
+    return context
 
 
 def mesh_of(ranks: Ranks, device: str) -> DeviceMesh:
@@ -92,7 +102,7 @@ def open_reference(settings: Settings, device: str, ranks: Ranks) -> Policy | No
     if isinstance(ranks, RankGroup):
         offload = settings.trainer.offload
         sharded = ShardedModel(path, dtype, ranks, mesh_of(ranks, device), offload=offload, trained=False)
-        return Policy(sharded.model, temperature, chunk, around=sharded)
+        return Policy(sharded.model, temperature, chunk, around=sharded, context=_context(ranks, sharded.model))
     return Policy(load_model(path, dtype, device).requires_grad_(False), temperature, chunk)
 
 

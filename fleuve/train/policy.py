@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fleuve.modeling.forward import hidden_states, logits
 from fleuve.train.attention import PackedAttention
+from fleuve.train.context import Context
 from fleuve.train.logprobs import token_logprobs
 from fleuve.train.microbatch import MicroBatch
 
@@ -33,6 +34,7 @@ class Policy:
         chunk: tokens whose logits exist at once.
         activation_checkpointing: keep only each layer's input, and compute the layer again in the backward pass.
         around: where what is computed of the model has to be computed inside something; see `sharding.ShardedModel`.
+        context: the ranks that compute a micro-batch together, if there are several. `outputs` then has no `hidden`.
     """
 
     def __init__(
@@ -42,9 +44,11 @@ class Policy:
         chunk: int,
         activation_checkpointing: bool = False,
         around: Callable[[Callable[[torch.nn.Module], Any]], Any] | None = None,
+        context: Context | None = None,
     ) -> None:
         self.model = model
         self._around = around
+        self._context = context
         self.temperature = temperature
         self.chunk = chunk
         if activation_checkpointing:
@@ -58,6 +62,9 @@ class Policy:
         """Everything that one forward pass gives; entropies only if asked for."""
 
         def compute(model: torch.nn.Module) -> PolicyOutput:
+            if self._context is not None:
+                both = self._context.logprobs(model, m, self.temperature, self.chunk, entropy)
+                return PolicyOutput(*both, hidden=both[0].new_zeros(0))
             hidden = self.hidden(m)
             head = partial(logits, model)
             logprobs, entropies = token_logprobs(head, hidden, m.targets, self.temperature, self.chunk, entropy)

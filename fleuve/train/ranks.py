@@ -3,6 +3,9 @@
 `Ranks` is a trainer that is alone: what all know is what it knows. `RankGroup` is one of several processes; each of its
 calls is made by all ranks, in the same order, and every one ends by the group's deadline. What it returns is the same
 on all of them to the last bit, so that all take the same decisions.
+
+Ranks of one context (`train.context`) compute the same micro-batches together and come to the same; what is added up
+over micro-batches counts one of them.
 """
 
 from __future__ import annotations
@@ -26,6 +29,23 @@ class Ranks:
 
     rank = 0
     count = 1
+    context = 1
+    """How many ranks share each micro-batch."""
+
+    @property
+    def seats(self) -> int:
+        """How many micro-batches are computed at a time."""
+        return self.count // self.context
+
+    @property
+    def seat(self) -> int:
+        """Which of them this rank has a part in."""
+        return self.rank // self.context
+
+    @property
+    def counts(self) -> bool:
+        """Whether what this rank comes to is its context's."""
+        return self.rank % self.context == 0
 
     @property
     def leads(self) -> bool:
@@ -33,8 +53,12 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Of each value the sum over all ranks, in double precision."""
+        """Of each value the sum over all contexts, in double precision."""
         return list(values)
+
+    def total(self, value: float) -> float:
+        """The sum over all ranks."""
+        return value
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         """Of each value the largest of all ranks."""
@@ -45,11 +69,11 @@ class Ranks:
         return flag
 
     def fill_in(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """`parts` fp32 on the CPU, of which each rank knows some (those of the right size) and no two the same: all."""
+        """`parts` fp32 on the CPU, of which each context knows some (those of the right size), no two the same: all."""
         return parts
 
     def joined(self, part: Tensor) -> Tensor:
-        """One-dimensional fp32 tensors of any lengths, rank after rank, on the device that `part` is on."""
+        """One-dimensional fp32 tensors of any lengths, context after context, on the device that `part` is on."""
         return part
 
     def first_word(self, word: str) -> str:
@@ -64,11 +88,13 @@ class RankGroup(Ranks):
         store: where the ranks find each other.
         device: `cpu`, or `cuda`, where weights and gradients travel by NCCL.
         timeout: seconds that ranks wait for each other at most.
+        context: how many neighbours share a micro-batch; it divides `count`.
     """
 
-    def __init__(self, store: dist.Store, rank: int, count: int, device: str, timeout: float) -> None:
+    def __init__(self, store: dist.Store, rank: int, count: int, device: str, timeout: float, context: int = 1) -> None:
         self.rank = rank
         self.count = count
+        self.context = context
         self.store = store
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
@@ -77,10 +103,20 @@ class RankGroup(Ranks):
             world_size=count,
             timeout=timedelta(seconds=timeout),
         )
+        self.neighbours: dist.ProcessGroup | None = None
+        """The ranks of this one's context, where it has any."""
+        for first in range(0, count if context > 1 else 0, context):
+            group = dist.new_group(list(range(first, first + context)), timeout=timedelta(seconds=timeout))
+            if first <= rank < first + context:
+                self.neighbours = group
 
     def sum(self, values: Sequence[float]) -> list[float]:
         # Added up here, in the order of ranks: an all-reduce does not promise the same bits everywhere.
-        return torch.stack(self._all(torch.tensor(values, dtype=torch.float64))).sum(0).tolist()
+        known = values if self.counts else [0.0] * len(values)
+        return torch.stack(self._all(torch.tensor(known, dtype=torch.float64))).sum(0).tolist()
+
+    def total(self, value: float) -> float:
+        return float(torch.cat(self._all(torch.tensor([value], dtype=torch.float64))).sum())
 
     def maximum(self, values: Sequence[float]) -> list[float]:
         return torch.stack(self._all(torch.tensor(values, dtype=torch.float64))).amax(0).tolist()
@@ -89,12 +125,13 @@ class RankGroup(Ranks):
         return any(bool(x) for x in self._all(torch.tensor([flag])))
 
     def fill_in(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        known = [p if len(p) == n else torch.zeros(n) for p, n in zip(parts, sizes, strict=True)]
+        known = [p if len(p) == n and self.counts else torch.zeros(n) for p, n in zip(parts, sizes, strict=True)]
         whole = torch.cat([*known, torch.zeros(0)])
         dist.all_reduce(whole)  # each number and zeros: exact in any order
         return list(whole.split(list(sizes)))
 
     def joined(self, part: Tensor) -> Tensor:
+        part = part if self.counts else part[:0]
         lengths = [int(x) for x in self._all(torch.tensor([len(part)]))]
         padded = torch.zeros(max(lengths))
         padded[: len(part)] = part.detach().float().cpu()
@@ -149,7 +186,7 @@ def join_ranks(trainer: TrainerSettings, rank: int, meeting: str, listening: soc
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = meeting_place(meeting, rank, trainer.start_timeout, listening)
-    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout)
+    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout, trainer.context_parallel)
 
 
 def rows_of(rows: int, rank: int, count: int) -> slice:

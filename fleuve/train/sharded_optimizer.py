@@ -29,7 +29,7 @@ class ShardedOptimizer(MasterOptimizer):
 
     def norm(self) -> float:
         self._take_gradients()
-        return math.sqrt(self.model.ranks.sum([super().norm() ** 2])[0])
+        return math.sqrt(self.model.ranks.total(super().norm() ** 2))
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         return self.model.weights(dtype)

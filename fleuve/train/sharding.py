@@ -94,6 +94,8 @@ class ShardedModel:
         for module in self._modules():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if ranks.context > 1:  # one without a target among its tokens has no use for the output head
+                module.set_reduce_scatter_unused_params(True)
         self.root.to_empty(device="cpu" if offload else mesh.device_type)
         if not trained:
             self.root.requires_grad_(False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from fleuve.config.rank_checks import rank_notes
+from fleuve.config.rank_checks import heads_problem, rank_notes
 from fleuve.config.settings import Settings, SftSettings
 
 
@@ -49,3 +50,13 @@ def test_supervised_training_has_one_rank() -> None:
         SftSettings.model_validate(
             {"run_dir": "r", "model": {"path": "m", "save": "s"}, "data": {"train": "d"}, "trainer": {"ranks": 2}}
         )
+
+
+def test_a_context_is_a_divisor_of_the_ranks_and_of_the_models_heads(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=r"trainer\.ranks = 4 is not divisible by trainer\.context_parallel = 3"):
+        _settings(trainer={"ranks": 4, "context_parallel": 3})
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 9}')
+    assert heads_problem(_settings(trainer={"ranks": 3, "context_parallel": 3}), tmp_path) is None
+    problem = heads_problem(_settings(trainer={"ranks": 4, "context_parallel": 2}), tmp_path)
+    assert problem is not None
+    assert "the model has 9 attention heads" in problem

@@ -78,6 +78,7 @@ async def test_ranks_answer_as_one_trainer_and_are_lost_as_one(tmp_path: Path) -
         assert await first.wait() != 0  # it does not live on without the other
 
 
+@pytest.mark.slow
 async def test_a_rank_that_stands_still_counts_as_lost(tmp_path: Path) -> None:
     from tiny import save_tiny_model
 
@@ -90,6 +91,7 @@ async def test_a_rank_that_stands_still_counts_as_lost(tmp_path: Path) -> None:
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 async def test_a_model_that_cannot_be_opened_is_said_once_and_no_rank_is_left(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')

@@ -40,7 +40,7 @@ def _batch(version: int, groups: int = 5) -> Batch:
 
 def _steps(trainer: Trainer, count: int) -> dict[str, Any]:
     results = [trainer.step(_batch(trainer.version)) for _ in range(count)]
-    metrics = [{k: v for k, v in r.metrics.items() if not k.startswith("time/")} for r in results]
+    metrics = [_timeless(r.metrics) for r in results]
     return {"metrics": metrics, "advantages": [r.advantages for r in results], "weights": _weights(trainer)}
 
 
@@ -61,6 +61,30 @@ def kl_in_reward(ranks: Ranks, place: Path) -> Any:
     algorithm: dict[str, object] = {"kl_coefficient": 0.1, "kl_in": "reward"}
     recomputed: dict[str, object] = {"activation_checkpointing": True}
     return _steps(_trainer(ranks, place, "gemma3", algorithm=algorithm, trainer=recomputed), 2)
+
+
+def long_sequences(ranks: Ranks, place: Path) -> Any:
+    """Two ranks to a micro-batch: everything of which only one of the two counts, and layers recomputed."""
+    algorithm: dict[str, object] = {"cap": "second_moment", "kl_coefficient": 0.1, "entropy_coefficient": 0.01}
+    recomputed: dict[str, object] = {"activation_checkpointing": True}
+    return _steps(_trainer(ranks, place, "gemma3", algorithm=algorithm, trainer=recomputed), 3)
+
+
+def long_untied(ranks: Ranks, place: Path) -> Any:
+    """An output head of its own, sequence ratios, and values that each context computes some of; few targets."""
+    algorithm: dict[str, object] = {"objective": "gspo", "kl_coefficient": 0.1, "kl_in": "reward", "cap": "mask"}
+    algorithm |= {"cap_level": "sequence"}
+    trainer = _trainer(ranks, place, "mistral-window", algorithm=algorithm, trainer={"token_budget": 20})
+    for _ in range(2):
+        batch = _batch(trainer.version)
+        for t in batch.trajectories:
+            t.loss_mask[: len(t.loss_mask) // 2] = False  # a first part may have no target at all
+        result = trainer.step(batch)
+    return {"metrics": [_timeless(result.metrics)], "weights": _weights(trainer)}
+
+
+def _timeless(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
 
 def half_precision(ranks: Ranks, place: Path) -> Any:
@@ -153,6 +177,8 @@ SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {
     for f in (
         everything,
         kl_in_reward,
+        long_sequences,
+        long_untied,
         half_precision,
         few_sequences,
         not_a_number,
@@ -163,10 +189,12 @@ SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {
     )
 }
 COUNTS: dict[str, tuple[int, ...]] = {
-    "everything": (0, 1, 2, 4),
+    "everything": (0, 2, 4),
     "kl_in_reward": (0, 2),
+    "long_sequences": (0, 2),
+    "long_untied": (0, 4),
     "half_precision": (0, 2),
-    "few_sequences": (0, 2, 4),
+    "few_sequences": (0, 2),
     "not_a_number": (0, 2),
     "interrupted": (2,),
     "saved": (0, 2),
