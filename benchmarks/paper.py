@@ -216,28 +216,27 @@ def curve(constants: Constants, effort: Effort, etas: Sequence[int]) -> list[dic
 
 
 def interruption(constants: Constants, effort: Effort) -> list[dict[str, Any]]:
-    """Generated tokens a second on 4 nodes, where nothing but new weights holds generation up, with and without."""
+    """Generated tokens a second on 4 nodes, where nothing but new weights holds generation up: with interruption, and
+    without. Then either all engines wait for the longest answer (the paper: "the controller must wait for the longest
+    response"), or each for its own, as Fleuve's do."""
     rows = []
     small = Effort(min(effort.scale, 4), effort.sync, max(4, effort.asynchronous // 2))
+    without: dict[str, Any] = {"rollout__interrupt": "finish"}
+    kinds = {"with": {}, "together": without | {"simulate__finish_together": True}, "each": without}
     for row in PUBLISHED[:2]:
-        runs = {
+        speed = {
             kind: measure(
-                row,
-                constants,
-                small,
-                gpus=4 * NODE,
-                control__max_staleness=UNBOUNDED,
-                rollout__interrupt=kind,
-            )
-            for kind in ("recompute", "finish")
+                row, constants, small, gpus=4 * NODE, control__max_staleness=UNBOUNDED, **changes
+            ).generated_tokens_per_second
+            for kind, changes in kinds.items()
         }
-        gain = runs["recompute"].generated_tokens_per_second / runs["finish"].generated_tokens_per_second - 1
-        paper = INTERRUPTION[row.model]
+        gain, paper = speed["with"] / speed["together"] - 1, INTERRUPTION[row.model]
         rows.append(
             {
                 "what": "interruption",
                 "case": row.name,
                 "predicted": gain,
+                "each_on_its_own": speed["with"] / speed["each"] - 1,
                 "paper": paper,
                 "error": (1 + gain) / (1 + paper) - 1,
                 "fitted": False,
