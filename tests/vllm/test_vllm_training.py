@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +88,26 @@ def test_two_servers_train_the_small_model_and_every_token_is_of_its_version(tmp
     own = [row["mismatch/logprob_abs_mean"] for row in run.metrics if "mismatch/logprob_abs_mean" in row]
     assert own, "no step trained a token of its own version"
     assert np.mean(own) < 1e-3
+
+
+def test_a_server_that_is_killed_costs_no_answer_and_no_truth(tmp_path, capsys) -> None:
+    """The other one goes on with its answers; it is started again beside that."""
+
+    def kill_one() -> None:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+            time.sleep(0.1)
+        for process in psutil.process_iter(["cmdline"]):
+            line = process.info["cmdline"] or []
+            if "fleuve_vllm.serve" in line and "worker-1" in line and str(tmp_path) in str(process.environ()):
+                process.kill()
+
+    killer = threading.Thread(target=kill_one, daemon=True)
+    killer.start()
+    run = train(tmp_path, SMALL, "builtin:small", timeout=1500)
+    killer.join(timeout=1)
+    true_to_every_version(run, capsys)
+    assert "worker-1 is given up" in run.output
 
 
 @pytest.mark.slow
