@@ -1,5 +1,19 @@
-"""`python -m fleuve`."""
+"""`python -m fleuve`, and the command `fleuve`."""
 
-from fleuve.cli import main
+import sys
+from typing import NoReturn
 
-main()
+
+def main() -> NoReturn:
+    """Run the command."""
+    if sys.argv[1:2] == ["train"]:
+        from fleuve.signals import signals
+
+        signals.install()  # before all that takes time
+    from fleuve.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

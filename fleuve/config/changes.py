@@ -43,11 +43,26 @@ TRAINING = (
 )
 """What a training step depends on: steps that are made once more are made by the former values."""
 
+WHERE = (
+    "threads",
+    "ranks",
+    "device",
+    "offload",
+    "activation_checkpointing",
+    "step_timeout",
+    "rank_timeout",
+    "health_timeout",
+    "start_timeout",
+)
+"""Of the trainer's settings, what it is run with, not what a step comes to (up to rounding). The new values hold at
+once: with the former ones it may not even start where the run is now."""
+
 
 class Changes:
     """The differences between two settings, by dotted name: `(former, new)`."""
 
     def __init__(self, former: Settings, new: Settings) -> None:
+        self.former, self.new = former, new
         old_values, new_values = _flat(former), _flat(new)
         self.values: dict[str, tuple[Any, Any]] = {
             name: (old_values.get(name), new_values.get(name))
@@ -78,10 +93,25 @@ class Changes:
             if name not in FIXED
         ]
 
+    def for_former_steps(self) -> Settings:
+        """The new settings, for a run that is where they say, with those of the former that a step depends on."""
+        old, new = self.former, self.new
+        control = {name: getattr(old.control, name) for name in ("max_staleness", "overdue")}
+        return new.model_copy(
+            update={
+                "trainer": old.trainer.model_copy(update={name: getattr(new.trainer, name) for name in WHERE}),
+                "algorithm": old.algorithm,
+                "critic": old.critic,
+                "control": new.control.model_copy(update=control),
+                "rollout": new.rollout.model_copy(update={"max_new_tokens": old.rollout.max_new_tokens}),
+            }
+        )
+
     @property
     def of_training(self) -> bool:
         """Whether a training step would come to something else."""
-        return any(name.startswith(TRAINING) for name in self.values)
+        where = {f"trainer.{name}" for name in WHERE}
+        return any(name.startswith(TRAINING) and name not in where for name in self.values)
 
 
 def _flat(model: BaseModel, prefix: str = "") -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """What happened to each group, as records: a run that was killed is continued from its last checkpoint and from these.
 
 A record is a frame of `length, checksum, number` and msgpack. Records are numbered without gaps, so that a reader
-knows where what it may trust ends: at the first frame that is cut off, damaged, or out of turn.
+knows where what it may trust ends: at the first frame that is cut off, damaged, or out of turn. A process that was
+killed leaves a frame that is cut off, and nothing behind it; whole frames behind that are a sign of damage.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -30,6 +32,10 @@ from fleuve.types import (
 _HEADER = struct.Struct("<IIQ")  # bytes of the payload, crc32 of number and payload, number
 MAX_RECORD = 1 << 31
 """Bytes; a longer one is damage."""
+_NUMBER_AT = 8
+"""Where in the header the number is."""
+_REACH = 64
+"""Records behind damage among which a whole one is looked for."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
@@ -154,25 +160,40 @@ def frame(record: Record, number: int) -> bytes:
     return _HEADER.pack(len(payload), _checksum(number, payload), number) + payload
 
 
-def unframe(chunks: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
-    """Numbers and records of a stream of frames, up to its end or to the first that is cut off or damaged."""
+def unframe(chunks: Iterable[bytes]) -> Generator[tuple[int, Record], None, bool]:
+    """Numbers and records of a stream of frames, up to its end or to the first that is cut off or damaged. Returns
+    whether that was the end."""
     buffer = bytearray()
     source = iter(chunks)
     while True:
         if not _fill(buffer, _HEADER.size, source):
-            return
+            return not buffer
         length, checksum, number = _HEADER.unpack_from(buffer)
         if length > MAX_RECORD or not _fill(buffer, _HEADER.size + length, source):
-            return
+            return False
         payload = bytes(memoryview(buffer)[_HEADER.size : _HEADER.size + length])
         if _checksum(number, payload) != checksum:
-            return
+            return False
         try:
             record: Record = decode(payload, Record)  # type: ignore[arg-type]
         except msgspec.DecodeError:
-            return
+            return False
         del buffer[: _HEADER.size + length]
         yield number, record
+
+
+def whole_frame_behind(data: bytes | mmap.mmap, number: int) -> bool:
+    """Whether a whole frame of one of the records soon behind `number` is anywhere in `data`."""
+    for later in range(number + 1, number + 1 + _REACH):
+        sought = struct.pack("<Q", later)
+        at = data.find(sought, _NUMBER_AT)
+        while at >= 0:
+            length, checksum, _ = _HEADER.unpack_from(data, at - _NUMBER_AT)
+            begin = at + len(sought)
+            if length <= len(data) - begin and _checksum(later, data[begin : begin + length]) == checksum:
+                return True
+            at = data.find(sought, at + 1)
+    return False
 
 
 def in_turn(numbered: Iterable[tuple[int, Record]], first: int) -> Iterator[Record]:

@@ -1,22 +1,26 @@
 """A run's checkpoints: whole or not there.
 
 A checkpoint is made in a directory beside (`step-000100.part`), flushed to the disk, renamed, and marked with
-`COMMITTED` last, which lists its files and their sizes. A directory without that marker, or one whose files are not
-what the marker says, is no checkpoint. The newest `keep` are kept.
+`COMMITTED` last, which lists its files with their sizes and checksums. A directory without that marker, or one whose
+files are not what the marker says, is no checkpoint. The newest `keep` are kept.
+
+Sizes are looked at whenever checkpoints are; checksums, which take as long as reading the files, before a run goes on
+from one.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from fleuve.contracts import Trainer
 from fleuve.control.journal import Record, State, frame, in_turn, unframe
 from fleuve.errors import UserError
 from fleuve.launch.background import in_background
+from fleuve.launch.checksums import checksums
 from fleuve.launch.files import Files
 
 COMMITTED = "COMMITTED"
@@ -25,12 +29,36 @@ PART = ".part"
 _NAME = re.compile(r"step-(\d{6,})")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """One that is whole."""
+class Content(msgspec.Struct, frozen=True):
+    """What a file of a checkpoint has to be."""
+
+    bytes: int
+    crc32: str
+
+
+class Marker(msgspec.Struct, frozen=True):
+    """`COMMITTED`. The names of files are relative to it."""
+
+    version: int
+    files: dict[str, Content]
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """One that is whole, as far as its marker and the sizes of its files tell."""
 
     path: Path
     version: int
+    files: dict[str, Content]
+
+    def damage(self) -> str:
+        """Reads all of it: what is not as it was written, in words; empty if nothing is."""
+        names = list(self.files)
+        try:
+            found = checksums([self.path / name for name in names])
+        except OSError as error:
+            return f"{error.filename} cannot be read: {error.strerror}"
+        damaged = [name for name, crc32 in zip(names, found, strict=True) if crc32 != self.files[name].crc32]
+        return f"{', '.join(damaged)}: not what was written there" if damaged else ""
 
     def records(self) -> Iterator[Record]:
         """The controller's state, then the groups that were alive."""
@@ -45,7 +73,7 @@ class Checkpoint:
         """
         state = next(self.records(), None)
         if not isinstance(state, State):
-            raise UserError(f"{self.path / GROUPS} cannot be read: start anew with --resume no")
+            raise UserError(f"{self.path / GROUPS} is damaged: it holds no state")
         return state
 
 
@@ -79,28 +107,29 @@ class Checkpoints:
             raise
         return path
 
-    def tidy(self) -> None:
-        """Remove what a process that was killed has left half-made. For who holds the run directory, before `save`."""
+    def tidy(self, reached: int) -> None:
+        """Remove what a process that was killed has left half-made: parts, and directories without a marker of versions
+        up to `reached`, which the run has come to without them. For who holds the run directory, before `save`."""
         for path in self._directory.iterdir():
-            unmarked = _NAME.fullmatch(path.name) and not (path / COMMITTED).exists()
-            if unmarked or path.name.endswith(PART):
+            half = version_of(path) in range(reached + 1) and not (path / COMMITTED).exists()
+            if half or path.name.endswith(PART):
                 self._files.remove(path)
 
     def oldest_record(self) -> int:
         """The number of the journal's first record that any of the kept checkpoints needs; 0 if there is none."""
-        return min((c.state().next for c in committed(self._directory)), default=0)
+        return min((state.next for c in committed(self._directory) if (state := _state_or_none(c))), default=0)
 
     def _finish(self, part: Path, path: Path, version: int, records: list[Record]) -> None:
         files = self._files
         files.write(part / GROUPS, [frame(record, number) for number, record in enumerate(records)])
         files.sync(part)
-        sizes = {str(f.relative_to(part)): f.stat().st_size for f in sorted(part.rglob("*")) if f.is_file()}
+        marker = _mark(part, version)
         files.remove(path)  # one that is not whole
         files.rename(part, path)
         files.sync(path.parent)
-        marker = path / (COMMITTED + PART)
-        files.write(marker, [json.dumps({"version": version, "files": sizes}, indent=1).encode()])
-        files.rename(marker, path / COMMITTED)
+        part_marker = path / (COMMITTED + PART)
+        files.write(part_marker, [msgspec.json.format(msgspec.json.encode(marker), indent=1)])
+        files.rename(part_marker, path / COMMITTED)
         files.sync(path)
         for old in committed(self._directory)[: -self._keep]:
             files.remove(old.path / COMMITTED)
@@ -114,13 +143,55 @@ def committed(directory: Path) -> list[Checkpoint]:
     return sorted((c for c in found if c is not None), key=lambda c: c.version)
 
 
+def candidates(directory: Path) -> list[Path]:
+    """What is called like a checkpoint in `directory`, oldest first."""
+    return sorted((p for p in directory.glob("step-*") if version_of(p) is not None), key=lambda p: version_of(p) or 0)
+
+
 def checkpoint_at(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`, if there is one, and it is whole."""
-    if not _NAME.fullmatch(path.name):
-        return None
+    found = look(path)
+    return found if isinstance(found, Checkpoint) else None
+
+
+def look(path: Path) -> Checkpoint | str:
+    """The checkpoint in `path`; or why it is none, in words."""
+    version = version_of(path)
+    if version is None:
+        return "not called like a checkpoint"
     try:
-        marker = json.loads((path / COMMITTED).read_bytes())
-        whole = all((path / name).stat().st_size == size for name, size in marker["files"].items())
-        return Checkpoint(path, int(marker["version"])) if whole else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+        marker = msgspec.json.decode((path / COMMITTED).read_bytes(), type=Marker)
+        sizes = {name: (path / name).stat().st_size for name in marker.files}
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).relative_to(path)} is missing"
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
+        return f"{COMMITTED} is damaged"
+    if marker.version != version:
+        return f"{COMMITTED} is damaged, or another checkpoint's"
+    for name, content in marker.files.items():
+        if sizes[name] != content.bytes:
+            return f"{name} has {sizes[name]} of {content.bytes} bytes"
+    return Checkpoint(path, version, marker.files)
+
+
+def version_of(path: Path) -> int | None:
+    """That of a checkpoint of this name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def _mark(directory: Path, version: int) -> Marker:
+    files = [file for file in sorted(directory.rglob("*")) if file.is_file()]
+    contents = [
+        Content(bytes=file.stat().st_size, crc32=crc32) for file, crc32 in zip(files, checksums(files), strict=True)
+    ]
+    return Marker(version, {str(f.relative_to(directory)): c for f, c in zip(files, contents, strict=True)})
+
+
+def _state_or_none(checkpoint: Checkpoint) -> State | None:
+    try:
+        return checkpoint.state()
+    except (UserError, OSError):
+        return None  # nothing can begin from it

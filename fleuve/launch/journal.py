@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
-from fleuve.control.journal import Record, frame, in_turn, unframe
+from fleuve.control.journal import Record, frame, unframe, whole_frame_behind
 
 _CHUNK = 1 << 20
 
@@ -27,7 +28,8 @@ class JournalFile:
     """
 
     def __init__(self, directory: Path, next_record: int, note: Callable[[str], None]) -> None:
-        """Goes on with record `next_record`; what is there from that number on is no part of this run's past."""
+        """Goes on with record `next_record`; what is there from that number on is no part of this run's past, and
+        nothing that is worth keeping (`settle.settle`)."""
         self.next = next_record
         self._directory = directory
         self._note = note
@@ -58,7 +60,7 @@ class JournalFile:
     def begin_segment(self) -> None:
         """What follows goes into a new file; call it at the moment of a checkpoint's snapshot."""
         self._close()
-        path = self._directory / f"{self.next:012d}.bin"
+        path = segment_from(self._directory, self.next)
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
@@ -94,23 +96,64 @@ def segments(directory: Path) -> list[Path]:
     return sorted((p for p in directory.glob("*.bin") if p.stem.isdecimal()), key=first_of)
 
 
+def segment_from(directory: Path, record: int) -> Path:
+    """The segment that begins with a record of this number, if there is one."""
+    return directory / f"{record:012d}.bin"
+
+
 def first_of(segment: Path) -> int:
     """The number of a segment's first record."""
     return int(segment.stem)
 
 
-def read_journal(directory: Path, first: int) -> Iterator[Record]:
-    """The records from number `first` on, as far as they can be trusted. A segment ends where the next begins, whatever
-    follows in it: a run that went back to that record wrote the next."""
+class JournalReader:
+    """The records from number `first` on, in order, as far as they can be trusted; go through them once. A segment ends
+    where the next begins, whatever follows in it: a run that went back to that record wrote the next.
 
-    def numbered() -> Iterator[tuple[int, Record]]:
-        paths = segments(directory)
+    `next` is the number of the record that comes after what was read so far. At the end, `broken` is the segment that
+    lost it, if there are whole records behind it: no process that was killed leaves that.
+    """
+
+    def __init__(self, directory: Path, first: int) -> None:
+        self.next = first
+        self.broken: Path | None = None
+        self._directory = directory
+        self._whole = True
+
+    def __iter__(self) -> Iterator[Record]:
+        paths = segments(self._directory)
         for path, following in itertools.zip_longest(paths, paths[1:]):
             end = math.inf if following is None else first_of(following)
-            if end > first:  # else all of it comes before
-                yield from itertools.takewhile(lambda r, end=end: r[0] < end, unframe(_chunks(path)))  # type: ignore[misc]
+            if end <= self.next:
+                continue  # all of it comes before
+            later = following is not None
+            for number, record in self._frames(path):
+                if number >= end or number > self.next:
+                    later = True
+                    break
+                if number == self.next:
+                    self.next += 1
+                    yield record
+            if self.next < end:
+                if later or self._has_more(path):
+                    self.broken = path
+                return
 
-    return in_turn(numbered(), first)
+    def _frames(self, path: Path) -> Generator[tuple[int, Record], None, None]:
+        self._whole = False  # not at its end
+        self._whole = yield from unframe(_chunks(path))
+
+    def _has_more(self, path: Path) -> bool:
+        """Whether the segment goes on behind the record that is missing."""
+        if self._whole or not path.stat().st_size:
+            return False
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return whole_frame_behind(data, self.next)
+
+
+def read_journal(directory: Path, first: int) -> Iterator[Record]:
+    """The records from number `first` on, as far as they can be trusted: see `JournalReader`."""
+    return iter(JournalReader(directory, first))
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

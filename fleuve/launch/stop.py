@@ -31,10 +31,13 @@ class Stop:
         self._children: Callable[[], Sequence[Process]] = list
         self._cut: asyncio.Task[None] | None = None
         self._ending = False
+        self._save_asked = False
 
     def controls(self, controller: Controller, trainer: Trainer, children: Callable[[], Sequence[Process]]) -> None:
         """From here on there is something to end cleanly. `children()` are the processes of that moment."""
         self._controller, self._trainer, self._children = controller, trainer, children
+        if self._save_asked:
+            controller.save_soon()
 
     def ask(self) -> None:
         """The signal handler."""
@@ -50,6 +53,7 @@ class Stop:
 
     def save(self) -> None:
         """The signal handler of SIGUSR1: a checkpoint, as soon as there can be one."""
+        self._save_asked = True
         if self._controller is not None and not self._ending:
             self._controller.save_soon()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import Coroutine
 from typing import Any
@@ -20,16 +19,17 @@ from fleuve.data.source import RowSource
 from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.background import in_background
-from fleuve.launch.checkpoints import COMMITTED, Checkpoints
+from fleuve.launch.checkpoints import Checkpoints, committed
+from fleuve.launch.history import History
 from fleuve.launch.journal import JournalFile
 from fleuve.launch.local import System, fleet_policy, start
 from fleuve.launch.orders import take_orders
 from fleuve.launch.process import ChildError
 from fleuve.launch.resume import Opened, finished, open_run
 from fleuve.launch.saver import Saver
+from fleuve.launch.settle import settle
 from fleuve.launch.stop import Stop
 from fleuve.modeling.tokenizer import answer_decoder, load_tokenizer
-from fleuve.observe.earlier import cut_reports
 from fleuve.observe.lag import watch_lag
 from fleuve.observe.observer import RunObserver
 from fleuve.observe.remake import Remake
@@ -37,6 +37,7 @@ from fleuve.observe.rundir import RunDirectory
 from fleuve.rewards.open import open_rewarder
 from fleuve.rewards.process import CrashError
 from fleuve.rollout.workflow import SingleTurn
+from fleuve.signals import INTERRUPTED, signals
 
 EXPECTED = (RunError, RolloutError, TrainerError, ChildError, CrashError, OSError)
 """What can end a run without a fault in Fleuve: one message, exit code 1."""
@@ -46,8 +47,6 @@ LAST_WORDS = 1.0
 
 RESCUE = 60.0
 """Seconds for a checkpoint of a run that failed."""
-
-INTERRUPTED = 130
 
 
 def run_training(settings: Settings, resume: str = "auto") -> int:
@@ -80,10 +79,16 @@ def _reason(error: BaseException) -> BaseException:
 
 def _saved(run: RunDirectory) -> str:
     """What a run that failed leaves to go on from."""
-    newest = max(run.checkpoints.glob(f"step-*/{COMMITTED}"), default=None)
-    if newest is None:
-        return f"no checkpoint is saved; what the run came to is in {run.root}"
-    return f"saved: {newest.parent}"
+    newest = next(reversed(committed(run.checkpoints)), None)
+    saved = "no checkpoint is saved" if newest is None else f"saved: {newest.path}"
+    try:
+        reading = History(run.checkpoints, run.journal).open()
+        reading.read_to_the_end()
+    except (UserError, OSError):
+        return f"{saved}; what the run came to is in {run.root}"
+    if reading.version > (newest.version if newest else 0):
+        return f"{saved}; the journal leads to version {reading.version}: started again, the run goes on from there"
+    return saved if newest else f"{saved}, and no step was made; the run is in {run.root}"
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
@@ -96,9 +101,19 @@ async def _train(settings: Settings, resume: str) -> int:
     main = asyncio.current_task()
     assert main is not None
     stop = Stop(main)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop.ask)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stop.save)
+    loop = asyncio.get_running_loop()
+    signals.install()
+    signals.answer(lambda: loop.call_soon_threadsafe(stop.ask), lambda: loop.call_soon_threadsafe(stop.save))
+    if signals.save_asked:
+        stop.save()
+    try:
+        return await _found(settings, resume, stop)
+    finally:
+        signals.unanswered()  # the loop is about to end
+
+
+async def _found(settings: Settings, resume: str, stop: Stop) -> int:
+    """What there is to do is done."""
     if resume == "auto" and finished(settings):
         print(
             f"the run in {settings.run_dir} has made its {settings.steps} steps: with more --steps it goes on, with "
@@ -144,7 +159,7 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
         observer.note(note)
     observer.note("starting the trainer, the rollout workers and the verifiers")
     tokenizer, source = await in_background(lambda: _open_data(settings))
-    reading = opened.history.open(source, whole=settings.reproducible)
+    reading = await in_background(lambda: opened.history.open(source, whole=settings.reproducible))
     async with (
         start(settings, run.logs, opened.history, observer.note, opened.former or settings) as system,
         open_rewarder(
@@ -167,7 +182,8 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
         if opened.continued:
             again = f"; {reading.steps} steps were made again from what was generated for them" if reading.steps else ""
             observer.note(f"it is at version {reading.version}{again}")
-            cut_reports(run, reading.version)
+            for note in await in_background(lambda: settle(run, reading)):
+                observer.note(note)
         journal = JournalFile(run.journal, reading.next, observer.note)
         checkpoints = Checkpoints(run.checkpoints, settings.checkpoint.keep)
         saver = Saver(checkpoints, trainer, journal, observer.note)

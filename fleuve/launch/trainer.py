@@ -272,7 +272,7 @@ class SupervisedTrainer:
         Raises:
             TrainerError: the steps since are not all on record.
         """
-        past = self._history.open()
+        past = await in_background(self._history.open)
         await self._follow(life, past, made)
         if past.version != self.version:
             raise TrainerError(

@@ -92,21 +92,33 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The steps of a `metrics.jsonl`. A last line that a killed run left half-written is passed over.
 
     Raises:
-        UserError: no such file, or a line in it that is not JSON.
+        UserError: no such file, or a line in it that is not a step's metrics.
     """
+    return [row for _, row in metrics_lines(path)]
+
+
+def metrics_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The same, each with the line as it stands in the file, its end included."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        *lines, _ = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            if number == len(lines) and not line.endswith("\n"):
-                break
-            raise UserError(f"{path}, line {number}: not JSON") from None
-    return rows
+    return [(line + b"\n", _row(line, f"{path}, line {number}")) for number, line in enumerate(lines, start=1)]
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # bytes that are no text are a ValueError too
+        raise UserError(f"{where}: not JSON") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: not a table of metrics")
+    if type(row.get("step")) is not int:
+        raise UserError(f'{where}: no step\'s metrics: "step" is not a whole number')
+    for name, value in row.items():
+        if value is not None and not isinstance(value, int | float):
+            raise UserError(f"{where}: {name} is not a number")
+    return row
 
 
 def _tidy(value: float) -> float | int | None:

@@ -1,6 +1,6 @@
 """The run directory: where everything that a run leaves behind lies, and whose it is.
 
-RUN/  config.toml  metrics.jsonl  trace.json  rollouts/  checkpoints/  journal/  logs/  tensorboard/
+RUN/  config.toml  metrics.jsonl  trace.json  rollouts/  checkpoints/  journal/  logs/  tensorboard/  superseded/
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import tempfile
 from pathlib import Path
 
 from fleuve.errors import UserError
+
+_LOCK = ".lock"
+_CONFIG_PART = "config.toml.part"
 
 
 class RunDirectory:
@@ -40,7 +43,7 @@ class RunDirectory:
         Raises:
             UserError: another run holds it.
         """
-        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        fd = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -53,8 +56,11 @@ class RunDirectory:
 
     def write_config(self, config_toml: str) -> None:
         """The run's settings, as of now."""
-        part = self.config.with_name(self.config.name + ".part")
-        part.write_text(config_toml, encoding="utf-8")
+        part = self.root / _CONFIG_PART
+        with part.open("w", encoding="utf-8") as file:
+            file.write(config_toml)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, self.config)
 
     def release(self) -> None:
@@ -84,8 +90,9 @@ def create_run_directory(path: str | Path, config_toml: str) -> RunDirectory:
         for folder in (run.root, run.rollouts, run.checkpoints, run.logs):
             folder.mkdir(parents=True, exist_ok=True)
         run.lock()
-        run.config.write_text(config_toml, encoding="utf-8")
+        run.write_config(config_toml)  # last: without it, what is there is the skeleton of a run
     except OSError as error:
+        run.release()
         raise UserError(f"run_dir = {run.root}: cannot be written: {error.strerror}") from None
     return run
 
@@ -119,7 +126,7 @@ def _problem(root: Path) -> str | None:
     if root.exists():
         if not root.is_dir():
             return f"run_dir = {root}: is a file, not a directory"
-        if any(root.iterdir()) and not (root / "config.toml").exists():
+        if not (root / "config.toml").exists() and not _is_skeleton(root):
             return f"run_dir = {root}: holds files that are not a run's; choose another"
         if held := _held(root):
             return held
@@ -137,10 +144,21 @@ def _problem(root: Path) -> str | None:
     return None
 
 
+def _is_skeleton(root: Path) -> bool:
+    """Whether all in there is what a start leaves that was cut short: nothing of anybody's."""
+    run = RunDirectory(root)
+    folders = {run.rollouts.name, run.checkpoints.name, run.logs.name}
+    files = {_LOCK, _CONFIG_PART}
+    return all(
+        path.name in files or (path.name in folders and path.is_dir() and not any(path.iterdir()))
+        for path in root.iterdir()
+    )
+
+
 def _held(root: Path) -> str | None:
     """Which run has its lock on `root`, as a line for an error; None if none has."""
     try:
-        fd = os.open(root / ".lock", os.O_RDONLY)
+        fd = os.open(root / _LOCK, os.O_RDONLY)
     except FileNotFoundError:
         return None
     try:

@@ -132,7 +132,7 @@ def test_a_checkpoint_that_is_cut_anywhere_is_never_loaded_and_the_one_before_is
     assert found, "both are gone"
     for checkpoint in found:
         assert_whole(checkpoint.path, checkpoint.version)
-    Checkpoints(directory, 1).tidy()
+    Checkpoints(directory, 1).tidy(reached=2)
     assert {path.name for path in directory.iterdir()} == {checkpoint.path.name for checkpoint in found}
     save(directory, 3)
     assert [c.version for c in committed(directory)] == [3]
