@@ -213,14 +213,17 @@ class Fleet:
         up.
 
         Raises:
-            ValueError: there is none of that name, or it is the last.
+            ValueError: there is none of that name, or it is the last, or the last that can sample.
         """
-        staying = [worker for worker in self.workers.values() if not worker.leaving]
         if name not in self.workers:
             raise ValueError(f"there is no worker {name}: there are {', '.join(self.workers)}")
         worker = self.workers[name]
-        if staying == [worker]:
+        others = [other for other in self.workers.values() if other is not worker and not other.leaving]
+        if not others and not worker.leaving:
             raise ValueError(f"{name} is the last worker")
+        if worker.health.living and not worker.leaving and not any(other.health.living for other in others):
+            states = ", ".join(f"{other.name} is {other.health.state.value}" for other in others)
+            raise ValueError(f"{name} is the last worker that can sample: {states}")
         worker.leaving = True
         self.settle(worker)
         if at_once and worker.life is not None:

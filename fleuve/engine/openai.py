@@ -24,6 +24,7 @@ from aiohttp import web
 from fleuve.config.nearest import did_you_mean, nearest
 from fleuve.engine.detokenizer import Detokenizer
 from fleuve.engine.engine import RequestError
+from fleuve.engine.prompts import tokens_of
 from fleuve.engine.service import Service
 from fleuve.types import GenerationRequest, SamplingParams
 
@@ -199,7 +200,10 @@ def _prompts(service: Service, body: Body, most: int) -> list[list[int]]:
         raise RequestError("prompt is missing: give a string, a list of strings, or token ids")
     if len(prompt) > most:
         raise RequestError(f"{len(prompt)} prompts times n are more than {MAX_CHOICES} answers: split the request")
-    return [list(service.tokenizer.encode(p)) if isinstance(p, str) else msgspec.convert(p, list[int]) for p in prompt]
+    return [
+        tokens_of(service.tokenizer, p, service.context) if isinstance(p, str) else msgspec.convert(p, list[int])
+        for p in prompt
+    ]
 
 
 def _chat_prompt(service: Service, body: Body) -> list[list[int]]:
@@ -209,7 +213,7 @@ def _chat_prompt(service: Service, body: Body) -> list[list[int]]:
         raise RequestError(f"{service.model} has no chat template: use /v1/completions")
     messages = [{"role": m.role, "content": _text(m.content)} for m in body.messages]
     text = service.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return [list(service.tokenizer.encode(text, add_special_tokens=False))]
+    return [tokens_of(service.tokenizer, text, service.context, special=False)]
 
 
 def _text(content: str | list[dict[str, Any]]) -> str:

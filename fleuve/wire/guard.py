@@ -27,6 +27,8 @@ from fleuve.errors import UserError
 
 TOKEN_VARIABLE = "FLEUVE_TOKEN"
 """Environment variable of a server and its clients: the token. `FLEUVE_TOKEN_FILE` names a file that holds it."""
+SHORTEST = 16
+"""Characters of a server's token: a shorter one can be guessed."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Refuse = Callable[[int, str], web.StreamResponse]
@@ -37,13 +39,16 @@ def take_token(sock: socket.socket, variable: str = TOKEN_VARIABLE) -> str | Non
     environment, so that nothing that is started from here has it, nor does whoever of this user looks into `/proc`.
 
     Raises:
-        UserError: there is none, and others than this machine can reach `sock`; or it cannot be read or used.
+        UserError: there is none, and others than this machine can reach `sock`; or it cannot be read or used, or is too
+            short.
     """
     token = find_token(variable)
     for name in (variable, f"{variable}_FILE"):
         _wipe(name)
         os.environ.pop(name, None)
     host = sock.getsockname()[0]
+    if token is not None and len(token) < SHORTEST:
+        raise UserError(f"{variable}: a token of {len(token)} characters can be guessed: take {SHORTEST} or more")
     if token is None and not is_loopback(host):
         raise UserError(
             f"listening on {host} lets other machines in, which needs a token: set {variable}, or {variable}_FILE to a "
@@ -72,8 +77,8 @@ def find_token(variable: str = TOKEN_VARIABLE) -> str | None:
         token = _read_private(Path(path), f"{variable}_FILE")
     if not token:
         return None
-    if not (token.isascii() and token.isprintable()):
-        raise UserError(f"{variable}: a token is one line of ASCII letters, digits and signs")
+    if not (token.isascii() and token.isprintable() and token == token.strip()):
+        raise UserError(f"{variable}: a token is one line of ASCII letters, digits and signs, without blanks around it")
     return token
 
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -499,6 +500,35 @@ def test_the_last_worker_cannot_leave():
     tended(course)
 
 
+@pytest.mark.parametrize("why", ["starting", "dead", "resyncing"])
+def test_nor_can_the_last_that_can_sample_while_others_cannot_yet(why):
+    async def course(ward: Ward) -> None:
+        match why:
+            case "starting":
+                ward.fleet.remove("worker-1")
+                ward.fleet.add("new")
+                await ward.until("new", Health.STARTING)
+            case "dead":
+                ward.hospital.starts_fail = True
+                ward.hospital.now["worker-1"].die()
+                await ward.until("worker-1", Health.DEAD)
+            case "resyncing":
+                ward.hospital.update_seconds = 3.0
+                await ward.fleet.update(weights(1), "recompute")
+                ward.hospital.now["worker-1"].die()
+                await ward.until("worker-1", Health.RESYNCING)
+        with pytest.raises(ValueError, match=f"worker-0 is the last worker that can sample: .* is {why}"):
+            ward.fleet.remove("worker-0", at_once=True)
+        assert ward.fleet.states()["worker-0"] is Health.HEALTHY
+        if why == "dead":  # it is nobody's loss
+            ward.fleet.remove("worker-1")
+        else:
+            await ward.until("new" if why == "starting" else "worker-1", Health.HEALTHY)
+            ward.fleet.remove("worker-0")
+
+    tended(course)
+
+
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
 
@@ -522,7 +552,8 @@ async def misfortune(world: World, hospital: Hospital, seed: int) -> None:
                 world.fleet.add()
             case removal if len([w for w in world.fleet.workers.values() if not w.leaving]) > 1:
                 staying = [name for name, worker in world.fleet.workers.items() if not worker.leaving]
-                world.fleet.remove(rng.choice(staying), at_once=removal == "remove at once")
+                with suppress(ValueError):  # the last that can sample
+                    world.fleet.remove(rng.choice(staying), at_once=removal == "remove at once")
 
 
 @given(

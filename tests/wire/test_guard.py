@@ -125,9 +125,22 @@ def test_an_address_that_others_reach_needs_a_token(host: str, monkeypatch: pyte
         monkeypatch.setenv(VARIABLE, "")
         with pytest.raises(UserError, match="needs a token"):
             take_token(sock, VARIABLE)
-        monkeypatch.setenv(VARIABLE, "secret")
-        assert take_token(sock, VARIABLE) == "secret"
+        monkeypatch.setenv(VARIABLE, "a-secret-of-this-test")
+        assert take_token(sock, VARIABLE) == "a-secret-of-this-test"
     assert VARIABLE not in os.environ  # whatever is started from here does not have it
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize(
+    "token", [" ", "\t", " " * 20, "a" * 15, " " + "a" * 20, "a" * 20 + "\n", "é" * 20, "a\rb" * 9]
+)
+def test_a_token_that_can_be_guessed_or_not_be_sent_is_none(
+    token: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, token)
+    with socket.create_server((host, 0)) as sock, pytest.raises(UserError, match=f"{VARIABLE}: a token .*") as caught:
+        take_token(sock, VARIABLE)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_token_that_was_taken_is_nowhere_in_the_process_s_environment() -> None:
