@@ -174,3 +174,31 @@ def can_unshare() -> bool:
     """Whether a process can have mounts of its own here."""
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@contextmanager
+def apart(address: str, directory: Path, cpus: int = 1) -> Iterator[int]:
+    """A node of the cluster at `address` that has a file system of its own in place of `directory`; its process."""
+    ray = f"{sys.executable} -m ray.scripts.scripts start --address={address} --num-cpus={cpus} --block"
+    process = subprocess.Popen(
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            f"mount -t tmpfs none {directory} && exec {ray}",
+        ],
+        env={**os.environ, **QUIET},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process.pid
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        process.wait(timeout=30)
+        for left in psutil.wait_procs(family, timeout=10)[1]:
+            left.kill()

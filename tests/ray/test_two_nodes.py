@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from ray_runs import QUIET, assert_whole, can_unshare, cluster, gone, raylet_of, running, words
+from ray_runs import apart, assert_whole, can_unshare, cluster, gone, raylet_of, running, words
 
 pytestmark = pytest.mark.ray
 
@@ -61,6 +58,21 @@ def test_weights_are_brought_to_a_node_that_shares_no_files(tmp_path):
             assert copy is None, "the copy goes with the run"
 
 
+def test_a_run_that_is_killed_leaves_nothing_in_the_cluster_and_goes_on_when_it_is_started_again(tmp_path):
+    with cluster(cpus=2) as nodes:
+        nodes.add_node(num_cpus=1)
+        with running(tmp_path, nodes.address) as run:
+            run.wait_for(lambda: run.steps >= 2)
+            assert len(run.processes()) == 3
+            run.end()
+            assert gone(run.processes)
+            made = run.steps
+        with running(tmp_path, nodes.address) as run:
+            run.wait_for(lambda: run.steps >= made + 2)
+            run.stop()
+            assert assert_whole(run, code=130) >= made + 2
+
+
 def test_a_cluster_of_ones_own_ends_with_the_run_that_is_killed(tmp_path):
     with running(tmp_path, None, "--launch.ray.address", "local", "--rollout.workers", "1") as run:
         run.wait_for(lambda: run.steps >= 1)
@@ -69,27 +81,3 @@ def test_a_cluster_of_ones_own_ends_with_the_run_that_is_killed(tmp_path):
         run.process.send_signal(signal.SIGKILL)
         # Two helpers of Ray's own look for their head node for a minute; what computes is gone at once.
         assert gone(lambda: [p for p in family if p.is_running() and words(p) and "Agent" not in words(p)])
-
-
-class apart:  # noqa: N801 (used as a function)
-    """A node of the cluster at `address` that has a file system of its own in place of `directory`."""
-
-    def __init__(self, address: str, directory: Path) -> None:
-        ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={address}", "--num-cpus=1", "--block"]
-        mount = f"mount -t tmpfs none {directory} && exec " + " ".join(ray)
-        self._process = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount],
-            env={**os.environ, **QUIET},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    def __enter__(self) -> int:
-        return self._process.pid
-
-    def __exit__(self, *_: object) -> None:
-        family = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.terminate()
-        self._process.wait(timeout=30)
-        for process in psutil.wait_procs(family, timeout=10)[1]:
-            process.kill()
