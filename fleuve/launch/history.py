@@ -74,7 +74,9 @@ class History:
         Raises:
             UserError: see `beginning`.
         """
-        return Reading(self.beginning(), self._journal, source, whole)
+        beginning = self.beginning()
+        self._sound.clear()  # what is whole now may not be the next time
+        return Reading(beginning, self._journal, source, whole)
 
     @property
     def goes_on(self) -> bool:

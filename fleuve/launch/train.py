@@ -19,9 +19,9 @@ from fleuve.data.source import RowSource
 from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.background import in_background
-from fleuve.launch.checkpoints import Checkpoints, committed
-from fleuve.launch.history import History
+from fleuve.launch.checkpoints import Checkpoints
 from fleuve.launch.journal import JournalFile
+from fleuve.launch.left import what_is_left
 from fleuve.launch.local import System, fleet_policy, start
 from fleuve.launch.orders import take_orders
 from fleuve.launch.process import ChildError
@@ -63,7 +63,7 @@ def run_training(settings: Settings, resume: str = "auto") -> int:
             raise leaf from None
         if isinstance(leaf, EXPECTED):
             print(f"error: {leaf}", file=sys.stderr)
-            print(_saved(RunDirectory(settings.run_dir)), file=sys.stderr)
+            print(what_is_left(RunDirectory(settings.run_dir)), file=sys.stderr)
             return 1
         raise
 
@@ -75,20 +75,6 @@ def _reason(error: BaseException) -> BaseException:
     faults = [leaf for leaf in leaves if not isinstance(leaf, (*EXPECTED, UserError))]
     deaths = [leaf for leaf in leaves if isinstance(leaf, ChildError)]
     return [*faults, *deaths, *leaves][0]
-
-
-def _saved(run: RunDirectory) -> str:
-    """What a run that failed leaves to go on from."""
-    newest = next(reversed(committed(run.checkpoints)), None)
-    saved = "no checkpoint is saved" if newest is None else f"saved: {newest.path}"
-    try:
-        reading = History(run.checkpoints, run.journal).open()
-        reading.read_to_the_end()
-    except (UserError, OSError):
-        return f"{saved}; what the run came to is in {run.root}"
-    if reading.version > (newest.version if newest else 0):
-        return f"{saved}; the journal leads to version {reading.version}: started again, the run goes on from there"
-    return saved if newest else f"{saved}, and no step was made; the run is in {run.root}"
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

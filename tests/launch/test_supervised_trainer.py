@@ -142,6 +142,19 @@ async def test_only_the_steps_since_the_last_checkpoint_are_made_again(tmp_path)
     assert broken.asked == ["start", "step 1", "step 2", "step 3", "start", "load step-000002", "step 3", "step 4"]
 
 
+async def test_a_checkpoint_that_was_damaged_since_is_not_what_another_trainer_begins_from(tmp_path):
+    async def damaged(run: Run) -> None:
+        file = run.tmp / "checkpoints" / "step-000003" / "trainer.safetensors"
+        file.write_text(file.read_text().replace("3", "4"))
+        run.kill()
+
+    whole = await play(tmp_path / "whole", 5, {})
+    broken = await play(tmp_path / "broken", 5, {1: saved, 3: saved, 4: damaged})
+    assert broken.weights == whole.weights
+    again = ["start", "load step-000001", "step 2", "step 3", "step 4", "step 5"]
+    assert broken.asked == ["start", "step 1", "step 2", "step 3", "step 4", *again]
+
+
 async def test_a_trainer_that_is_stopped_is_killed_and_replaced_within_its_deadline(tmp_path):
     async def stopped(run: Run) -> None:
         run.kill(signal.SIGSTOP)
