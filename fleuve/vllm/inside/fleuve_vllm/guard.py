@@ -20,6 +20,11 @@ def take_token() -> None:
     _token = os.environ.pop(TOKEN_VARIABLE, None)
 
 
+def has_token() -> bool:
+    """Whether there is one to show."""
+    return _token is not None
+
+
 class Guard:
     """ASGI middleware, for `--middleware fleuve_vllm.guard.Guard`."""
 
