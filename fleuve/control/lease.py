@@ -166,15 +166,9 @@ class Lease:
         """An answer is whole, with `tokens` more: it weighs on the worker no longer."""
         del self._flights[flight.request.request_id]
         self._unfinished = max(self._unfinished - 1, 0)
-        length = len(flight.begun) + tokens
-        self._fleet.lengths.ended(length)
-        if self._seat is not None:
-            if self._seat.answers > self._to_come:
-                self._fleet.router.give_back(self._seat, 1)
-            most, prompt = flight.request.sampling.max_new_tokens, len(flight.request.input_ids)
-            longer = prompt + min(length + self._fleet.lengths.of(most), most)
-            if longer > self._seat.tokens:
-                self._fleet.router.reweigh(self._seat, longer)
+        self._fleet.lengths.ended(len(flight.begun) + tokens)
+        if self._seat is not None and self._seat.answers > self._to_come:
+            self._fleet.router.give_back(self._seat, 1)
 
     def _move_from(self, life: Life, error: RolloutError) -> None:
         """Leave `life`, if no other answer of the group did so already.

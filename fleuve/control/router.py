@@ -114,13 +114,6 @@ class Router(Generic[W]):
             load.answers += answers
             load.tokens += answers * seat.tokens
 
-    def reweigh(self, seat: Seat[W], tokens: int) -> None:
-        """The answers of a group that are left are now expected to be of `tokens` each."""
-        load = self._loads.get(seat.worker)
-        if load is not None:
-            load.tokens += seat.answers * (tokens - seat.tokens)
-        seat.tokens = tokens
-
     def give_back(self, seat: Seat[W], answers: int) -> None:
         """So many of them ended, well or badly; of a worker that is gone, nothing is counted.
 

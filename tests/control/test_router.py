@@ -35,15 +35,6 @@ def test_answers_weigh_until_they_end_and_not_until_their_group_does():
     assert router.in_flight == {first.worker: 2, 1 - first.worker: 4}
 
 
-def test_answers_left_over_from_a_group_weigh_more_once_others_of_it_were_longer():
-    router = router_with(2)
-    seats = [router.take(2, 100), router.take(2, 100)]
-    router.reweigh(seats[0], 500)
-    assert router.take(1, 100).worker == seats[1].worker
-    router.give_back(seats[0], 2)
-    assert [router.take(1, 100).worker for _ in range(3)] == [seats[0].worker] * 3
-
-
 def test_ties_are_fair_and_repeatable():
     """Pitfall 24."""
 
@@ -163,14 +154,6 @@ class Routing(RuleBasedStateMachine):
         ended = round(seat.answers * share)
         self.router.give_back(seat, ended)
         self._count(seat, -ended)
-
-    @precondition(lambda self: self.seats)
-    @rule(which=st.integers(0, 100), tokens=st.integers(1, 9000))
-    def reweigh(self, which: int, tokens: int) -> None:
-        seat = self.seats[which % len(self.seats)]
-        self._count(seat, -seat.answers)
-        self.router.reweigh(seat, tokens)
-        self._count(seat, seat.answers)
 
     def _count(self, seat: Seat[int], answers: int) -> None:
         have, tokens = self.load[seat.worker]
