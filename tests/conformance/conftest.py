@@ -70,7 +70,7 @@ async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     model = resolve_model(option("engine_model", "builtin:small"))
     given = option("engine_weights")
     directory = Path(given) if given else make_directory()
-    store = WeightStore(directory / "conformance", keep=10**6)
+    store = WeightStore(directory / "conformance", keep=6)
     start = Start(
         url=option("engine_url"),
         token=os.environ.get("FLEUVE_TOKEN"),

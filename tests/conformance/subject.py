@@ -48,7 +48,7 @@ class Subject:
     promise: Promise
     eos: frozenset[int]
     version: int = 0
-    long: int = 200
+    long: int = 160
     """Tokens of an answer that is still running when something else has happened."""
     published: dict[int, WeightFile] = field(default_factory=dict)
     _names: itertools.count[int] = field(default_factory=itertools.count)
@@ -85,6 +85,7 @@ class Subject:
 
     async def begin(self, *requests: GenerationRequest, tokens: int = 1) -> list[asyncio.Task[Completion]]:
         """The answers, in flight: `tokens` of all of them together have been sampled."""
+        self.publish(self.version + 1)  # now, so that an update meets them soon
         before = (await self.engine.metrics())["tokens_generated"]
         tasks = [asyncio.create_task(self.generate(r)) for r in requests]
         await self.until(lambda m: m["tokens_generated"] >= before + tokens)

@@ -45,6 +45,7 @@ async def test_after_an_update_nothing_older_is_sampled(subject: Subject) -> Non
 async def test_a_version_may_be_skipped(subject: Subject) -> None:
     """Pitfall 1: a newer version supersedes those before it."""
     request = subject.ask(subject.prompt(1), subject.long, seed=4)
+    subject.publish(subject.version + 2)
     (answering,) = await subject.begin(request)
     await subject.update(by=2)
     answer = await answering
