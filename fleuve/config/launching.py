@@ -26,6 +26,15 @@ class RaySettings(Section):
     ports: tuple[Port, Port] | None = None
     place_timeout: Seconds = 120.0
 
+    @field_validator("address")
+    @classmethod
+    def _not_from_outside(cls, address: str) -> str:
+        if address.startswith("ray://"):
+            raise ValueError(
+                f"{address}: the run's own process is a part of the cluster: start it on a node, or by `ray job submit`"
+            )
+        return address
+
     @field_validator("env")
     @classmethod
     def _variables(cls, env: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
+from fleuve.rewards.weighted import names
 from fleuve.simulate.model_shape import BYTES, load_model_shape
 
 STATE_BYTES = 12
@@ -44,9 +46,11 @@ def needs_of(settings: Settings) -> Needs:
         parameters: int | None = load_model_shape(settings.model.path, "model.path").parameters
     except UserError:
         parameters = None
+    code = False
     wanted = {rollout.device, trainer.device}
     in_flight = (control.max_staleness + 1) * control.batch_size * rollout.group_size
-    code = "code" in settings.data.verifier.split(":")[0].replace("+", " ").replace("*", " ").split()
+    with contextlib.suppress(UserError):  # that it is none, `fleuve check` says
+        code = "code" in names([settings.data.verifier])
     dtype = BYTES[trainer.dtype]
     return Needs(
         processes=trainer.ranks + rollout.workers,

@@ -135,16 +135,16 @@ class Places:
         return PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
 
     def give_up(self, name: str) -> None:
-        """The place of process `name` is free for others."""
+        """The place of process `name` is free for others, if there is still a cluster."""
         group = self._groups.pop(name, None)
         if group is not None:
-            remove_placement_group(group)
+            with contextlib.suppress(RayError):
+                remove_placement_group(group)
 
     def close(self) -> None:
-        """All of them, as far as there is still a cluster."""
-        with contextlib.suppress(RayError):
-            for name in list(self._groups):
-                self.give_up(name)
+        """All of them."""
+        for name in list(self._groups):
+            self.give_up(name)
 
     def _emptiest(self) -> str | None:
         """The living node with the fewest processes of ours, as far as is known."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ from fleuve.types import WeightFile
 TRAINER = "trainer"
 CREATED = 120.0
 """Seconds for an actor to be there once it has a place: a worker process of Ray starts and imports this."""
+KEPT = 600.0
+"""Seconds for which the place of a process that has ended is kept for the next of its name."""
 MARGIN = 10.0
 """Seconds beyond the deadline of something that an actor does, for its reply to come."""
 
@@ -58,6 +61,7 @@ class RayHost:
         self._process_actor = ray.remote(ProcessActor)
         self._node_actor = ray.remote(NodeActor)
         self._nodes: dict[str, Any] = {}
+        self._leaving: dict[str, asyncio.TimerHandle] = {}
         self._trainer: Spot | None = None
 
     def reserve(self, placement: Placement) -> None:
@@ -107,7 +111,7 @@ class RayHost:
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
-        return RayProcess(name, actor, spot, started, log, lambda: self._forget(actor))
+        return RayProcess(name, actor, spot, started, log, lambda: self._has_ended(name, actor))
 
     async def deliver(self, weights: WeightFile, process: Process) -> None:
         """See `host.Host`."""
@@ -133,6 +137,8 @@ class RayHost:
 
     async def close(self) -> None:
         """End what is left of it in the cluster."""
+        for leaving in self._leaving.values():
+            leaving.cancel()
         for probe in self._probes:
             probe.remove()
         with contextlib.suppress(RayError, TimeoutError):
@@ -144,6 +150,8 @@ class RayHost:
 
     async def _place(self, name: str, threads: int, log_path: Path) -> Any:
         """An actor for it, on its way to its node."""
+        if (leaving := self._leaving.pop(name, None)) is not None:
+            leaving.cancel()
         need = self._need(name, threads)
         try:
             strategy = await self._places.strategy(name, need, self._near(name))
@@ -192,6 +200,17 @@ class RayHost:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=spot.node, soft=False),
             ).remote(str(self._weights))
         return self._nodes[spot.node]
+
+    async def _has_ended(self, name: str, actor: Any) -> None:
+        """Nothing is left of it. Whether another of its name will be started, nobody says."""
+        await self._forget(actor)
+        if (earlier := self._leaving.pop(name, None)) is not None:
+            earlier.cancel()
+        self._leaving[name] = asyncio.get_running_loop().call_later(KEPT, self._give_up, name)
+
+    def _give_up(self, name: str) -> None:
+        # Not in this thread: it asks the head node, which may be slow or gone.
+        threading.Thread(target=self._places.give_up, args=(name,), daemon=True).start()
 
     async def _forget(self, actor: Any) -> None:
         with contextlib.suppress(RayError, ValueError):

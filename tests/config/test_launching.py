@@ -18,6 +18,7 @@ from fleuve.errors import UserError
         ({"ray": {"env": ["A B=1"]}}, "NAME=value"),
         ({"ray": {"ports": [20100, 20000]}}, "lower one first"),
         ({"ray": {"ports": [80, 90]}}, "1024"),
+        ({"ray": {"address": "ray://head:10001"}}, "ray job submit"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(given, words):
