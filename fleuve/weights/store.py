@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fleuve.types import WeightFile
 from fleuve.weights.directory import claim
+from fleuve.weights.stream import write_tensors
 
 
 class WeightError(RuntimeError):
@@ -42,7 +42,7 @@ class WeightStore:
 
         Args:
             version: of the policy. A version that is already there is replaced.
-            tensors: each tied weight once (as `named_parameters` does).
+            tensors: each tied weight once (as `named_parameters` does). Each is written as it comes, and then let go.
             served: the version that the readers have; it and the newer ones, which they may be asked to read, stay.
 
         Raises:
@@ -51,14 +51,15 @@ class WeightStore:
         path = self.directory / f"weights-{version:08d}.safetensors"
         part = path.with_suffix(".part")
         try:
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors}, part, {"version": str(version)})
+            write_tensors(part, tensors, {"version": str(version)})
             file = WeightFile(
                 version=version, path=str(path), bytes=part.stat().st_size, checksum=_checksum(part)
             )  # computed over what the file system gives back, not over what we meant to write
             os.replace(part, path)
-        except SafetensorError as error:
+        except OSError as error:
             part.unlink(missing_ok=True)
-            raise OSError(f"cannot write the weights of version {version} to {path}: {error}") from error
+            what = f"cannot write the weights of version {version} to {path}: {error.strerror or error}"
+            raise OSError(error.errno, what) if error.errno else OSError(what) from error
         except BaseException:
             part.unlink(missing_ok=True)
             raise
