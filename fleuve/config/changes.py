@@ -46,6 +46,7 @@ TRAINING = (
 WHERE = (
     "threads",
     "ranks",
+    "context_parallel",
     "device",
     "offload",
     "activation_checkpointing",

@@ -1,7 +1,7 @@
 """A trainer of several ranks: a process each, one `Process` to whoever supervises it.
 
-Rank 0 is the trainer to the outside. The others are started once it says where they meet, and live and die with it: one
-that is lost is the loss of all.
+Rank 0 is the trainer to the outside. It says where they meet, which the others are told here: it is in no command
+line, which all accounts of a machine could read. They live and die together: one that is lost is the loss of all.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ async def start_ranks(
     timeout = settings.trainer.start_timeout
     members: list[Process] = []
 
-    async def start_one(rank: int, **more: object) -> Process:
+    async def start_one(rank: int) -> Process:
         name = f"trainer-{rank}" if rank else "trainer"
         spot = spots[rank]
         process = await host.start(
             name,
             "fleuve.train",
-            {**options, "rank": rank, "threads": spot.threads, **more},
+            {**options, "rank": rank, "threads": spot.threads},
             logs / f"{name}.log",
             cpus=spot.cpus,
             threads=spot.threads,
@@ -122,20 +122,17 @@ async def start_ranks(
         return process
 
     async def start_all() -> Process:
-        first = await start_one(0)
-        async with TrainerClient(first.url, timeout, first.token) as client:
-            meeting = (await client.health(timeout)).get("meeting", "")
-            coming = [asyncio.ensure_future(start_one(rank, meeting=meeting)) for rank in range(1, len(spots))]
-            try:
-                others = await asyncio.gather(*coming)
-            finally:
-                for task in coming:
-                    task.cancel()
-                await asyncio.gather(*coming, return_exceptions=True)
-            whole = TrainerRanks(first, others, settings.trainer.health_timeout)
-            death = await first_of([_ready(client, timeout), whole.died()])
-            if death is not None:
-                raise death
+        coming = [asyncio.ensure_future(start_one(rank)) for rank in range(len(spots))]
+        try:
+            first, *others = await asyncio.gather(*coming)
+        finally:
+            for task in coming:
+                task.cancel()
+            await asyncio.gather(*coming, return_exceptions=True)
+        whole = TrainerRanks(first, others, settings.trainer.health_timeout)
+        death = await first_of([_meet(first, others, timeout), whole.died()])
+        if death is not None:
+            raise death
         return whole
 
     try:
@@ -165,11 +162,17 @@ async def first_of(waits: Sequence[Any]) -> Any:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _ready(client: TrainerClient, timeout: float) -> None:
-    while True:
-        if (await client.health(timeout)).get("busy") != "starting":
-            return
-        await asyncio.sleep(LOOK)
+async def _meet(first: Process, others: Sequence[Process], timeout: float) -> None:
+    """Tell the others where the first one waits for them; returns when all are ready."""
+    async with TrainerClient(first.url, timeout, first.token) as leader:
+        meeting = (await leader.health(timeout)).get("meeting")
+        for other in others:
+            async with TrainerClient(other.url, timeout, other.token) as client:
+                await client.meet(meeting or {})
+        while True:
+            if (await leader.health(timeout)).get("busy") != "starting":
+                return
+            await asyncio.sleep(LOOK)
 
 
 async def _end(members: Sequence[Process]) -> None:

@@ -3,13 +3,15 @@
 Options: `settings`, a run's resolved settings; `weights_directory`, where to publish (absent: a new one is made);
 `directories`, in which checkpoints are written and read (absent: the run directory); `threads` for torch (0: leave
 it); `host` and `port` to listen on when no socket was passed on by a parent. Of several ranks (`trainer.ranks`), each
-is such a process, with its `rank`; those after the first also get `meeting`, the address that the first one's `/health`
-names.
+is such a process, with its `rank`; those after the first are told by `POST /meet` what the first one's `/health`
+says of where they meet.
 """
 
 from __future__ import annotations
 
 import json
+import queue
+import secrets
 import shutil
 import socket
 import sys
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleuve.ending import leave_after
 from fleuve.launch.child import adopt, has_listening_socket, listening_socket
+from fleuve.wire.guard import take_token
 from fleuve.wire.listen import bind
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ def main(argument: str) -> None:
     """Serve until the process is told to end (SIGTERM) or its parent is gone; the weights directory goes with it."""
     from fleuve.config.settings import Settings
     from fleuve.weights.directory import make_directory
-    from fleuve.wire.guard import take_token
 
     options: dict[str, Any] = json.loads(argument)
     settings = Settings.model_validate(options["settings"])
@@ -50,7 +52,7 @@ def main(argument: str) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     from fleuve.train.leader import Leader
-    from fleuve.train.ranks import join_ranks
+    from fleuve.train.ranks import Meeting, join_ranks
     from fleuve.train.server import TrainerServer
     from fleuve.train.trainer import Trainer
     from fleuve.weights.store import WeightStore
@@ -60,10 +62,13 @@ def main(argument: str) -> None:
         torch.set_num_threads(threads)
     store = WeightStore(directory, settings.weights.keep)
     place = bind(sock.getsockname()[0], 0) if settings.trainer.sharded else None
-    meeting = "" if place is None else f"{place.getsockname()[0]}:{place.getsockname()[1]}"
+    meeting = None
+    if place is not None:
+        host, port = place.getsockname()[:2]
+        meeting = Meeting(f"{host}:{port}", secrets.token_hex(32))
 
     def make_trainer() -> Trainer | Leader:
-        if place is None:
+        if meeting is None:
             return Trainer(settings, store)
         group = join_ranks(settings.trainer, 0, meeting, place)
         return Leader(Trainer(settings, store, group), group)
@@ -82,29 +87,32 @@ def _serve_rank(settings: Settings, options: dict[str, Any]) -> None:
     """Any rank but the first: follows that one, for as long as it is there."""
     adopt()
     sock, rank = _socket(options), int(options["rank"])
+    token = take_token(sock)
 
     import torch
     from aiohttp import web
     from transformers.utils.logging import disable_progress_bar
 
     from fleuve.train.leader import follow
-    from fleuve.train.ranks import join_ranks
-    from fleuve.train.server import health_app
+    from fleuve.train.ranks import Meeting, join_ranks
+    from fleuve.train.server import rank_app
     from fleuve.train.trainer import Trainer
 
     disable_progress_bar()
     if threads := int(options.get("threads", 0)):
         torch.set_num_threads(threads)
     busy = ["starting"]
+    told: queue.Queue[Meeting] = queue.Queue()
 
     def work() -> None:
-        group = join_ranks(settings.trainer, rank, options["meeting"])
+        group = join_ranks(settings.trainer, rank, told.get(timeout=settings.trainer.start_timeout))
         trainer = Trainer(settings, None, group)
         busy[0] = ""
         follow(trainer, group, lambda what: busy.__setitem__(0, what))
 
     threading.Thread(target=leave_after, args=(work,), name="trainer", daemon=True).start()
-    web.run_app(health_app(f"trainer-{rank}", lambda: busy[0]), sock=sock, print=None, access_log=None)
+    app = rank_app(f"trainer-{rank}", lambda: busy[0], told.put, token)
+    web.run_app(app, sock=sock, print=None, access_log=None, shutdown_timeout=0.2)
 
 
 def _socket(options: dict[str, Any]) -> socket.socket:

@@ -98,6 +98,10 @@ class TrainerClient:
         found: dict[str, Any] = json.loads(body)
         return found
 
+    async def meet(self, meeting: dict[str, Any]) -> None:
+        """Tell a rank, other than the first, what the first one's `health` says of where they meet."""
+        await self._post("meet", "/meet", json.dumps(meeting).encode())
+
     async def _post(self, what: str, path: str, body: bytes, timeout: float | None = None) -> bytes:
         return await self._request(what, "POST", path, body, timeout or self._timeout)
 

@@ -1,12 +1,13 @@
 """Rank 0 has every rank do what it is asked to do; the other ranks follow.
 
-A command is announced in the ranks' store, and a batch follows by broadcast. When a rank is done with it, or failed, it
-says so there. Ranks that fail all alike, before anything was changed, are in step: that is an error like any other. If
-one fails alone, the others wait for it somewhere else: they end, and all are started again.
+A command is announced in the ranks' store, signed with their secret, and a batch follows by broadcast. When a rank is
+done with it, or failed, it says so there. Ranks that fail all alike, before anything was changed, are in step: that is
+an error like any other. If one fails alone, the others wait for it somewhere else: they end, and all are started again.
 """
 
 from __future__ import annotations
 
+import hmac
 import threading
 import time
 import traceback
@@ -82,8 +83,8 @@ class Leader:
 
     def _all(self, what: str, work: Callable[[], T], path: str = "", content: bytes = b"") -> T:
         self._number += 1
-        command = Command(what, path, len(content))
-        self._group.store.set(f"command/{self._number}", _text(command))
+        command = _text(Command(what, path, len(content)))
+        self._group.store.set(f"command/{self._number}", f"{_signature(self._group, self._number, command)} {command}")
         result, error = None, None
         try:
             self._group.broadcast(content, len(content))
@@ -162,7 +163,14 @@ def _next_command(group: RankGroup, number: int) -> Command:
     key, began = f"command/{number}", time.monotonic()
     while not group.store.check([key]):
         time.sleep(min(_SLOW, max(_QUICK, (time.monotonic() - began) / 100)))
-    return msgspec.json.decode(group.store.get(key), type=Command)
+    signature, _, command = bytes(group.store.get(key)).decode().partition(" ")
+    if not hmac.compare_digest(signature.encode(), _signature(group, number, command).encode()):
+        raise RuntimeError(f"command {number} is not rank 0's")
+    return msgspec.json.decode(command, type=Command)
+
+
+def _signature(group: RankGroup, number: int, command: str) -> str:
+    return hmac.digest(group.secret.encode(), f"{number} {command}".encode(), "sha256").hex()
 
 
 def _appears(group: RankGroup, key: str, seconds: float) -> bool:

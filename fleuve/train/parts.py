@@ -60,7 +60,8 @@ def open_policy(settings: Settings, device: str, ranks: Ranks) -> tuple[Policy, 
         model = load_model(settings.model.path, torch.float32, device)
         optimizer = MasterOptimizer(model, dtype, **adamw)  # type: ignore[arg-type]
         return Policy(model, temperature, chunk, trainer.activation_checkpointing), optimizer, pack
-    sharded = ShardedModel(settings.model.path, dtype, ranks, mesh_of(ranks, device), offload=trainer.offload)
+    offload = trainer.offload and device == "cuda"
+    sharded = ShardedModel(settings.model.path, dtype, ranks, mesh_of(ranks, device), offload=offload)
     context = _context(ranks, sharded.model)
     policy = Policy(sharded.model, temperature, chunk, trainer.activation_checkpointing, sharded, context)
     cost = SequenceCost.of(*width_and_size(sharded.model))
@@ -100,7 +101,7 @@ def open_reference(settings: Settings, device: str, ranks: Ranks) -> Policy | No
         settings.trainer.logprob_chunk,
     )
     if isinstance(ranks, RankGroup):
-        offload = settings.trainer.offload
+        offload = settings.trainer.offload and device == "cuda"
         sharded = ShardedModel(path, dtype, ranks, mesh_of(ranks, device), offload=offload, trained=False)
         return Policy(sharded.model, temperature, chunk, around=sharded, context=_context(ranks, sharded.model))
     return Policy(load_model(path, dtype, device).requires_grad_(False), temperature, chunk)

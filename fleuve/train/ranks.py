@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -88,13 +89,24 @@ class RankGroup(Ranks):
         store: where the ranks find each other.
         device: `cpu`, or `cuda`, where weights and gradients travel by NCCL.
         timeout: seconds that ranks wait for each other at most.
+        secret: known to the ranks alone. Whoever can reach the store could write into it what rank 0 does.
         context: how many neighbours share a micro-batch; it divides `count`.
     """
 
-    def __init__(self, store: dist.Store, rank: int, count: int, device: str, timeout: float, context: int = 1) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        count: int,
+        device: str,
+        timeout: float,
+        context: int = 1,
+        secret: str = "",
+    ) -> None:
         self.rank = rank
         self.count = count
         self.context = context
+        self.secret = secret
         self.store = store
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
@@ -180,13 +192,23 @@ def meeting_place(address: str, rank: int, timeout: float, listening: socket.soc
     )
 
 
-def join_ranks(trainer: TrainerSettings, rank: int, meeting: str, listening: socket.socket | None = None) -> RankGroup:
-    """Meet the other ranks at `meeting`. On GPUs each takes one of those that its process sees."""
+@dataclass(frozen=True)
+class Meeting:
+    """Where the ranks of a trainer meet (`HOST:PORT`), and what they know each other by."""
+
+    address: str
+    secret: str
+
+
+def join_ranks(
+    trainer: TrainerSettings, rank: int, meeting: Meeting, listening: socket.socket | None = None
+) -> RankGroup:
+    """Meet the other ranks. On GPUs each takes one of those that its process sees."""
     device = pick_device(trainer.device)
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    store = meeting_place(meeting, rank, trainer.start_timeout, listening)
-    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout, trainer.context_parallel)
+    store = meeting_place(meeting.address, rank, trainer.start_timeout, listening)
+    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout, trainer.context_parallel, meeting.secret)
 
 
 def rows_of(rows: int, rank: int, count: int) -> slice:

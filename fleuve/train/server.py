@@ -7,8 +7,8 @@ and `/interrupt` in the middle of a step.
     POST /publish   {served} → WeightFile         GET  /health        {name, version, busy}
     POST /interrupt {id} → {}
 
-Of several ranks, rank 0 has this server; it answers `/health` before there is a trainer, since the other ranks learn
-from that where to meet. They have a server of `/health` alone.
+Of several ranks, rank 0 has this server. It answers `/health` before there is a trainer: whoever started the ranks
+tells the others what that says of where they meet. They have a small server of their own.
 
 Who may ask is `wire.guard`'s to say; checkpoints are written and read in the directories named at the start alone.
 
@@ -23,6 +23,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,7 @@ from aiohttp import web
 from fleuve.ending import leave_with
 from fleuve.errors import UserError
 from fleuve.train.leader import Leader
+from fleuve.train.ranks import Meeting
 from fleuve.train.trainer import Trainer
 from fleuve.types import Batch, StepResult, decode, encode
 from fleuve.wire.confine import OutsideError, confined
@@ -66,8 +68,8 @@ class TrainerServer:
     Args:
         directories: checkpoints are written and read in these, and nowhere else.
         token: what a request has to show; see `wire.guard`.
-        meeting: the address at which ranks meet. If there is one, `make_trainer` is not waited for: it needs them. The
-            process ends if it fails.
+        meeting: of several ranks. Then `make_trainer` is not waited for: it needs the others. The process ends if it
+            fails.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class TrainerServer:
         make_trainer: Callable[[], Trainer | Leader],
         directories: Sequence[Path] = (),
         token: str | None = None,
-        meeting: str = "",
+        meeting: Meeting | None = None,
     ) -> None:
         self._directories = directories
         self._token = token
@@ -158,7 +160,9 @@ class TrainerServer:
         if not knows(self._token, request):
             return web.json_response({})
         if not self._making.done():
-            return web.json_response({"name": NAME, "busy": "starting", "meeting": self._meeting})
+            return web.json_response(
+                {"name": NAME, "busy": "starting", "meeting": asdict(self._meeting) if self._meeting else None}
+            )
         return web.json_response({"name": NAME, "version": self._trainer.version, "busy": self._busy})
 
     async def _run(self, what: str, work: Callable[[], T]) -> T:
@@ -173,14 +177,18 @@ class TrainerServer:
         return await asyncio.wrap_future(self._latest)
 
 
-def health_app(name: str, busy: Callable[[], str]) -> web.Application:
-    """What a rank other than the first serves."""
+def rank_app(name: str, busy: Callable[[], str], meet: Callable[[Meeting], None], token: str | None) -> web.Application:
+    """What a rank other than the first serves: `/health`, and `/meet`, by which it hears where the others are."""
 
     async def health(request: web.Request) -> web.Response:
-        return web.json_response({"name": name, "busy": busy()})
+        return web.json_response({"name": name, "busy": busy()} if knows(token, request) else {})
 
-    app = web.Application()
-    app.add_routes([web.get("/health", health)])
+    async def met(request: web.Request) -> web.Response:
+        meet(await _read(request, Meeting))
+        return web.json_response({})
+
+    app = web.Application(middlewares=[guard(token, _refuse), _errors])
+    app.add_routes([web.get("/health", health), web.post("/meet", met)])
     return app
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fleuve.config.settings import Settings
@@ -47,6 +48,15 @@ async def _running(settings: Settings, tmp: Path) -> AsyncIterator[tuple[Trainer
         await trainer.stop(0.0)
 
 
+async def _a_stranger_is_told_nothing_and_obeyed_in_nothing(trainer: TrainerRanks) -> None:
+    for member in trainer.members:
+        async with TrainerClient(member.url, 30.0) as stranger:
+            assert await stranger.health() == {}
+            with pytest.raises(TrainerError, match="token"):
+                await stranger.meet({"address": "127.0.0.1:1", "secret": ""})
+        assert "secret" not in " ".join(psutil.Process(member.pid).cmdline())
+
+
 async def test_ranks_answer_as_one_trainer_and_are_lost_as_one(tmp_path: Path) -> None:
     """Steps, errors that all ranks have alike, a checkpoint, a publication; then one rank is killed while idle."""
     from tiny import make_batch, save_tiny_model
@@ -67,6 +77,7 @@ async def test_ranks_answer_as_one_trainer_and_are_lost_as_one(tmp_path: Path) -
         assert (await client.step(make_batch(version=1))).version == 2
         assert trainer.alive
         assert {p.name for p in (tmp_path / "logs").iterdir()} == {"trainer.log", "trainer-1.log"}
+        await _a_stranger_is_told_nothing_and_obeyed_in_nothing(trainer)
 
         first, second = trainer.members
         os.kill(second.pid, signal.SIGKILL)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ import torch
 from rank_scenarios import COUNTS, SCENARIOS
 from safetensors.torch import load_file
 from tiny import make_trainer
+from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM
 
 from fleuve.errors import UserError
+from fleuve.train.leader import Command, _next_command, _signature, _text
 from fleuve.train.ranks import rows_of
 from fleuve.train.state_files import StateFiles
 from fleuve.weights.store import read_weights
@@ -149,6 +152,9 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_on_any_other(found: Found, 
     after = found("saved", origin)[0]
     ours = found("resumed", count)[0][origin]
     assert ours["version"] == 2
+    if count == origin:
+        assert ours["metrics"] == after["metrics"]
+        assert all(torch.equal(ours["weights"][name], w) for name, w in after["weights"].items())
     _assert_same(ours, after, metrics=1e-5, weights=1e-6)
 
 
@@ -211,3 +217,15 @@ def _timeless(metrics: dict[str, float]) -> dict[str, float]:
 
 def _names(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir())
+
+
+def test_a_command_that_rank_0_did_not_sign_is_not_obeyed() -> None:
+    store = HashStore()
+    group = SimpleNamespace(store=store, secret="known to the ranks")
+    command = _text(Command("save", "/somewhere"))
+    store.set("command/1", f"{_signature(group, 1, command)} {command}")
+    assert _next_command(group, 1).path == "/somewhere"
+    for forged in (command, f" {command}", f"{_signature(group, 1, command)} {command}"):
+        store.set("command/2", forged)  # unsigned, unsigned, or an earlier one once more
+        with pytest.raises(RuntimeError, match="command 2 is not rank 0's"):
+            _next_command(group, 2)
