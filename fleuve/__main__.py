@@ -1,15 +1,14 @@
 """`python -m fleuve`, and the command `fleuve`."""
 
 import sys
-from typing import NoReturn
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command."""
     if sys.argv[1:2] == ["train"]:
         from fleuve.signals import signals
 
-        signals.install()  # before all that takes time
+        signals.install()  # before anything that takes time
     from fleuve.cli import main as command
 
     command()

@@ -11,7 +11,7 @@ import left_runs
 import pytest
 from left_runs import make, read
 
-from fleuve.config.changes import FIXED, TRAINING, Changes
+from fleuve.config.changes import FIXED, TRAINING, WHERE, Changes
 from fleuve.config.loader import dump_settings, load_settings, setting_names
 from fleuve.config.settings import Settings
 from fleuve.control.journal import Admitted, Ready, Step
@@ -213,6 +213,7 @@ def test_reports_of_steps_that_are_not_in_the_journal_are_put_aside(tmp_path):
 def test_every_setting_that_is_fixed_or_of_training_exists():
     names = setting_names(Settings)
     assert set(FIXED) <= set(names)
+    assert {f"trainer.{name}" for name in WHERE} <= set(names)
     for prefix in TRAINING:
         assert any(name.startswith(prefix) for name in names)
 
