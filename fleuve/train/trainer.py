@@ -104,11 +104,11 @@ class Trainer:
         """Write the current version where rollout workers read it, in their dtype, by `named_parameters` names.
         See `WeightStore.publish` for `served`. None on a rank that only hands its share of the weights in."""
         weights = self.optimizer.weights(DTYPES[self.settings.rollout.dtype])
-        if self.store is not None:
-            return self.store.publish(self.version, weights, served)
-        for _ in weights:
-            pass
-        return None
+        try:
+            return None if self.store is None else self.store.publish(self.version, weights, served)
+        finally:
+            for _ in weights:  # all ranks hand theirs in, also when the disk is full half-way
+                pass
 
     def save(self, path: Path) -> None:
         """Write a checkpoint directory; see `checkpoint.save`."""

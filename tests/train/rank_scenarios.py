@@ -157,7 +157,7 @@ def resumed(ranks: Ranks, place: Path) -> Any:
 
 
 def not_writable(ranks: Ranks, place: Path) -> Any:
-    """A checkpoint that one rank alone cannot write: all say so, and go on."""
+    """A checkpoint that one rank alone cannot write: all say so, and go on. Weights that cannot be published, too."""
     trainer = _trainer(ranks, place)
     path = place / f"checkpoint-{ranks.count}"
     path.mkdir(exist_ok=True)
@@ -169,7 +169,20 @@ def not_writable(ranks: Ranks, place: Path) -> Any:
         trainer.save(path)
     except OSError as error:
         said = str(error)
-    return {"said": said, "left": sorted(p.name for p in path.glob("*.safetensors")), **_steps(trainer, 1)}
+    if ranks.leads:
+        trainer.store = WeightStore(place / "weights", 2)
+        (place / "weights" / "weights-00000000.part").mkdir()
+    unpublished = ""
+    try:
+        trainer.publish()
+    except OSError as error:
+        unpublished = str(error)
+    return {
+        "unpublished": unpublished,
+        "said": said,
+        "left": sorted(p.name for p in path.glob("*.safetensors")),
+        **_steps(trainer, 1),
+    }
 
 
 SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {

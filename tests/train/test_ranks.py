@@ -203,6 +203,7 @@ def test_what_one_rank_cannot_write_all_say_and_go_on(found: Found) -> None:
     first, other = found("not_writable", 2)
     assert "cannot write the checkpoint" in first["said"] == other["said"]
     assert first["left"] == []
+    assert "weights-00000000" in first["unpublished"]
     assert first["metrics"] == other["metrics"]
     assert math.isfinite(first["metrics"][0]["loss/grad_norm"])
 
