@@ -17,6 +17,8 @@ from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.run import simulate
 
 NODE, GROUPS, SAMPLES, MINIBATCHES, LONGEST, PROMPT = 8, 512, 16, 4, 27_648, 256
+PATIENCE = 1e6
+"""Seconds of every deadline: what the paper's runs have for their steps is not known."""
 UNBOUNDED = 32
 """η without a bound: more batches than the pipeline of any run here holds. (A real bound of ∞ admits the whole run's
 prompts at its start, and they wait at the engines.)"""
@@ -93,18 +95,25 @@ def cluster(
     values: dict[str, dict[str, object]] = {
         "model": {"path": "unused"},
         "data": {"train": "unused"},
-        "rollout": {"group_size": SAMPLES, "max_new_tokens": LONGEST, "dtype": "bfloat16"},
+        "rollout": {
+            "group_size": SAMPLES,
+            "max_new_tokens": LONGEST,
+            "dtype": "bfloat16",
+            "request_timeout": PATIENCE,
+            "update_timeout": PATIENCE,
+        },
         "control": {
             "batch_size": GROUPS,
             "max_staleness": row.eta,
             "overdue": "train",  # the paper's
-            "group_timeout": 1e6,
+            "group_timeout": PATIENCE,
         },
         "trainer": {
             "minibatches": MINIBATCHES,
             "dtype": "bfloat16",
             "token_budget": 32_768,
             "activation_checkpointing": True,
+            "step_timeout": PATIENCE,
         },
         "launch": {},
         "simulate": {

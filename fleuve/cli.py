@@ -230,7 +230,8 @@ def simulate_run(
     from fleuve.config.loader import load_settings
     from fleuve.simulate.simulate_command import simulate_command
 
-    simulate_command(load_settings(config, flags), compare, plot, trace)
+    with _failing():
+        simulate_command(load_settings(config, flags), compare, plot, trace)
 
 
 @app.command(context_settings={**_DOTTED, "allow_interspersed_args": True})
@@ -255,11 +256,12 @@ def plan(
     Any setting can follow as a flag, such as --simulate.lengths.mean 6000 --control.overdue train.
     """
     flags = _flags(context, model)
-    from fleuve.simulate.plan import planned_run
     from fleuve.simulate.plan_command import plan_command
+    from fleuve.simulate.planned_run import planned_run
 
     settings = planned_run(model, gpus, hardware, prompt, answer, batch, group_size, steps, data, flags)
-    plan_command(settings, max_staleness, layouts, sensitivity, write)
+    with _failing():
+        plan_command(settings, max_staleness, layouts, sensitivity, write)
 
 
 @app.command(name="replay-step")
@@ -320,6 +322,18 @@ def _take(flags: list[str], name: str, default: str) -> tuple[str, list[str]]:
         else:
             rest.append(word)
     return value, rest
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    """What ends a run without a fault in Fleuve is one line, with exit code 1."""
+    from fleuve.contracts import RunError
+
+    try:
+        yield
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 @contextmanager

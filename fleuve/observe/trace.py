@@ -18,9 +18,10 @@ _BUFFERED_EVENTS = 256
 
 
 class Trace:
-    """Spans and counters, `origin` being second 0. Spans of the track `group` overlap: each takes a free lane."""
+    """Spans and counters, `origin` being second 0. Spans of the track `group` overlap: each takes a free lane.
+    The run is called `name`."""
 
-    def __init__(self, path: Path, origin: float) -> None:
+    def __init__(self, path: Path, origin: float, name: str = "run") -> None:
         lives, self._size = _earlier(path)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | (0 if lives else os.O_TRUNC), 0o644)
         self._origin = origin
@@ -29,7 +30,7 @@ class Trace:
         self._lanes: list[float] = []  # the end of the last span in each lane
         self._events: list[bytes] = []
         again = f", continued ({lives})" if lives else ""
-        self._name("process_name", self._run, 0, f"run{again}")
+        self._name("process_name", self._run, 0, f"{name}{again}")
         self._name("process_name", self._groups, 0, f"groups in flight{again}")
         self.flush()
 
@@ -67,8 +68,11 @@ class Trace:
         self._events.clear()
 
     def close(self) -> None:
-        self.flush()
-        os.close(self._fd)
+        """Put the rest on disk, and let the file go, whether or not that worked."""
+        try:
+            self.flush()
+        finally:
+            os.close(self._fd)
 
     def _add(self, event: dict[str, Any]) -> None:
         self._events.append(msgspec.json.encode(event, enc_hook=str))

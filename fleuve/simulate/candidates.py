@@ -59,8 +59,15 @@ class Candidate:
                 ),
             }
         )
-        workers = layout_of(planned).engines
-        return planned.model_copy(update={"rollout": planned.rollout.model_copy(update={"workers": workers})})
+        layout = layout_of(planned)
+        # A critic's weights are not shared out.
+        ranks = 1 if planned.algorithm.baseline == "critic" else layout.ranks
+        return planned.model_copy(
+            update={
+                "rollout": planned.rollout.model_copy(update={"workers": layout.engines}),
+                "trainer": planned.trainer.model_copy(update={"ranks": ranks}),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -116,9 +123,7 @@ def _trainer_misfit(settings: Settings, memory: TrainerMemory, layout: Layout) -
 def candidates(settings: Settings, most_stale: int) -> Iterator[Candidate]:
     """Every layout of `simulate.gpus` devices with each token budget, activations recomputed or kept; memory is not yet
     looked at. Staleness is the most that is allowed: less of it is looked at later."""
-    gpus, node = settings.simulate.gpus or 1, load_hardware(settings.simulate.hardware).node
-    heads = model_shape_of(settings).heads
-    sizes = [size for size in (1, 2, 4, 8) if size <= min(node, gpus) and heads % size == 0]
+    gpus, node, sizes = settings.simulate.gpus or 1, load_hardware(settings.simulate.hardware).node, _sizes(settings)
     longest = longest_sequence(settings)
     for tensor in sizes:
         for trainer in sizes:
@@ -129,6 +134,17 @@ def candidates(settings: Settings, most_stale: int) -> Iterator[Candidate]:
                 for budget in BUDGETS:
                     for again in (False, True):
                         yield Candidate(rollout, tensor, trainer, most_stale, budget * longest, again)
+
+
+def largest_size(settings: Settings) -> int:
+    """Devices of the largest engine or rank that is looked at."""
+    return max(_sizes(settings))
+
+
+def _sizes(settings: Settings) -> list[int]:
+    most = min(load_hardware(settings.simulate.hardware).node, settings.simulate.gpus or 1)
+    heads = model_shape_of(settings).heads
+    return [size for size in (1, 2, 4, 8) if size <= most and heads % size == 0]
 
 
 def staleness_below(most: int) -> list[int]:

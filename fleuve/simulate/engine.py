@@ -8,6 +8,7 @@ a prefill, and the loading of weights, run to their end first.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleuve.contracts import RolloutError
+from fleuve.simulate.deadlines import Deadlines
 from fleuve.simulate.history import CHUNK, VersionHistory
 from fleuve.simulate.seats import ADMIT_ROOM, PREEMPT_ROOM, Answer, Seats
 from fleuve.simulate.stretch import Stretch
@@ -74,6 +76,7 @@ class SimulatedEngine:
         lengths: how many tokens the answer to a request has, if it is not cut off.
         together: engines, this one among them, that take weights of kind `finish` when the answers of all have ended;
             none: each when its own have.
+        request_timeout, update_timeout: seconds that callers wait, as those of the real client do.
         admit_room, preempt_room: see `seats`.
     """
 
@@ -87,6 +90,8 @@ class SimulatedEngine:
         together: Sequence[SimulatedEngine] | None = None,
         admit_room: int = ADMIT_ROOM,
         preempt_room: int = PREEMPT_ROOM,
+        request_timeout: float = math.inf,
+        update_timeout: float = math.inf,
     ) -> None:
         self.name = name
         self.usage = Usage()
@@ -95,6 +100,8 @@ class SimulatedEngine:
         self._together = (self,) if together is None else together
         self._seats = Seats(times.kv_capacity_tokens, times.max_running, admit_room, preempt_room)
         self._history = VersionHistory(version, lambda: self._seats.oldest_step)
+        self._request_timeout, self._update_timeout = request_timeout, update_timeout
+        self._deadlines = Deadlines(name)
         self._answers: dict[str, Answer] = {}
         self._arrivals = 0
         self._tokens = 0  # sampled before the stretch in progress
@@ -114,7 +121,7 @@ class SimulatedEngine:
         """One answer; cancelling aborts it.
 
         Raises:
-            RolloutError: prompt and `max_new_tokens` do not fit into the cache, or the id is in use.
+            RolloutError: prompt and `max_new_tokens` do not fit into the cache, the id is in use, or it took too long.
         """
         prompt, sampling = len(request.input_ids), request.sampling
         if prompt + sampling.max_new_tokens > self._seats.capacity:
@@ -133,18 +140,32 @@ class SimulatedEngine:
         if self._seats.may_take_more:
             self._turn_soon()
         self._seats.waiting.append(answer)
+        what = f"request {request.request_id}"
+        self._deadlines.begin(reply, self._request_timeout, "rollout.request_timeout", what)
         try:
             return await reply
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, RolloutError):
             self._abort(answer)
             raise
+        finally:
+            self._deadlines.end(reply, self._request_timeout)
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
-        """Lands between two steps, as `interrupt` says; one that is not newer is acknowledged."""
+        """Lands between two steps, as `interrupt` says; one that is not newer is acknowledged.
+
+        Raises:
+            RolloutError: it took too long.
+        """
         reply: asyncio.Future[WeightUpdate] = asyncio.get_running_loop().create_future()
         self._updates.append(_Update(weights.version, interrupt, reply))
         self._turn_soon()
-        return await reply
+        # `finish` lets the answers in flight end first, and each of them has the time of a request.
+        limit = self._update_timeout + (self._request_timeout if interrupt == "finish" else 0.0)
+        self._deadlines.begin(reply, limit, "rollout.update_timeout", f"the update to version {weights.version}")
+        try:
+            return await reply
+        finally:
+            self._deadlines.end(reply, limit)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End these requests with what they have after the step in progress; unknown ids are passed over."""
@@ -228,6 +249,7 @@ class SimulatedEngine:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(at, self._turn, at)
+        self._deadlines.watch(at)
 
     def _turn(self, at: float) -> None:
         """Between two steps, at the time `at`: who has ended leaves, and what comes next begins."""
@@ -291,6 +313,8 @@ class SimulatedEngine:
         self._phase, self._since = phase, at
         if seconds is not None:
             self._wake(at + seconds)
+        else:
+            self._deadlines.watch(math.inf)
 
     def _account(self, now: float) -> None:
         """Book the time of the phase in progress."""

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from fleuve.config.loader import parse_overrides, settings_from
 from fleuve.config.settings import Settings
+from fleuve.contracts import RunError
 from fleuve.errors import UserError
-from fleuve.simulate.candidates import Candidate, Misfit, longest_sequence, staleness_below
+from fleuve.simulate.candidates import Candidate, Misfit, largest_size, longest_sequence, staleness_below
 from fleuve.simulate.engine_costs import EngineCosts, model_shape_of
 from fleuve.simulate.estimate import Estimate, Work, estimate, work_of
-from fleuve.simulate.hardware import catalogue_models, load_hardware
+from fleuve.simulate.hardware import load_hardware
 from fleuve.simulate.layout import layout_of
 from fleuve.simulate.lengths import DEFAULT_MEAN
-from fleuve.simulate.model_shape import load_model_shape
 from fleuve.simulate.result import SimulationResult
-from fleuve.simulate.run import simulate, warmup_steps
+from fleuve.simulate.run import simulate
 from fleuve.simulate.screen import Screened, fits, fitting, screen
+from fleuve.simulate.window import warmup_steps
 
 CLOSE = 0.02
 """Plans whose predictions differ by less are taken to be as fast as each other; the less stale one is the better."""
@@ -29,22 +28,7 @@ COUNTED_ANSWERS = 40_000
 FEWEST, MOST = 4, 12
 
 MOST_GPUS = 8192
-"""Where the search for what would fit ends."""
-
-PATIENCE = 86_400.0
-"""Seconds that a planned run waits for a long answer or a long step, in place of the defaults for small models."""
-
-SEARCHED = (
-    "control.max_staleness",
-    "launch.placement",
-    "rollout.workers",
-    "simulate.rollout_gpus",
-    "simulate.tensor_parallel",
-    "simulate.trainer_parallel",
-    "trainer.activation_checkpointing",
-    "trainer.token_budget",
-)
-"""Settings that a plan consists of."""
+"""Where the search ends, also that for what would fit."""
 
 Progress = Callable[[str], None]
 
@@ -91,59 +75,16 @@ class Planned:
         return self.plans[1] if len(self.plans) > 1 else None
 
 
-def planned_run(
-    model: str,
-    gpus: int,
-    hardware: str,
-    prompt_tokens: int,
-    max_new_tokens: int,
-    batch_size: int,
-    group_size: int,
-    steps: int,
-    data: str | None = None,
-    flags: Sequence[str] = (),
-) -> Settings:
-    """The run that is to be planned, in bf16; dotted `flags` change any other setting of it.
-
-    Raises:
-        UserError: one line a mistake: an unknown model or device, or settings that cannot be.
-    """
-    if found := next((key for key in parse_overrides(flags) if key in SEARCHED), None):
-        bound = "; --max-staleness bounds it" if found == "control.max_staleness" else ""
-        raise UserError(f"--{found} is for the plan to find{bound}; leave it out")
-    load_model_shape(model, "MODEL")
-    minibatches = max(m for m in (1, 2, 4) if batch_size % m == 0)
-    source = catalogue_models().get(model.lower())
-    values: dict[str, Any] = {
-        "run_dir": "runs/planned",
-        "steps": steps,
-        "model": {"path": source["hub"] if source else model},
-        "data": {"train": data or "procedural:chain"},
-        "rollout": {
-            "dtype": "bfloat16",
-            "group_size": group_size,
-            "max_new_tokens": max_new_tokens,
-            "request_timeout": PATIENCE,
-        },
-        "control": {"batch_size": batch_size, "group_timeout": PATIENCE},
-        "trainer": {"dtype": "bfloat16", "minibatches": minibatches, "step_timeout": PATIENCE},
-        "simulate": {"hardware": hardware, "gpus": gpus, "prompt_tokens": prompt_tokens},
-    }
-    if source:
-        values["simulate"]["model"] = model.lower()
-    settings = settings_from(Settings, values, flags, "plan")
-    load_hardware(settings.simulate.hardware, "--hardware")
-    return settings
-
-
 def find_plan(
     settings: Settings, most_stale: int, layouts: int = 4, sensitivity: bool = True, progress: Progress = lambda _: None
 ) -> Planned:
     """Search, with at most `most_stale` versions of staleness; the `layouts` most promising are simulated.
 
     Raises:
-        UserError: nothing fits; says why, and what would.
+        UserError: nothing fits; says why, and what would. Or there are more devices than could have anything to do.
+        RunError: a run of a plan would fail, as by a deadline among the settings that is too short.
     """
+    _check_devices(settings, most_stale)
     work = work_of(settings)
     fit, nearest = fitting(settings, most_stale)
     if nearest is not None:
@@ -170,6 +111,20 @@ def find_plan(
     )
 
 
+def _check_devices(settings: Settings, most_stale: int) -> None:
+    gpus, control, group = settings.simulate.gpus or 1, settings.control, settings.rollout.group_size
+    if gpus > MOST_GPUS:
+        raise UserError(f"--gpus {gpus}: plans are looked for on up to {MOST_GPUS} devices")
+    in_flight = (most_stale + 1) * control.batch_size * group
+    trained = control.batch_size // settings.trainer.minibatches * group
+    useful = largest_size(settings) * (in_flight + trained)
+    if gpus > useful:
+        raise UserError(
+            f"--gpus {gpus}: at most {in_flight:,} answers are generated and {trained:,} trained at a time, so that "
+            f"devices beyond {useful:,} would have nothing to do; give fewer, or a larger --batch"
+        )
+
+
 class _Search:
     """Simulates each plan once."""
 
@@ -182,7 +137,10 @@ class _Search:
         if plan is None:
             settings = _finished(screened.settings)
             self._progress(describe(settings))
-            plan = Plan(screened.candidate, settings, screened.estimate, simulate(settings))
+            try:
+                plan = Plan(screened.candidate, settings, screened.estimate, simulate(settings))
+            except RunError as error:
+                raise RunError(f"{describe(settings)}: {error}") from None
             self._known[screened.candidate] = plan
         return plan
 

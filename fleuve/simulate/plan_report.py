@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from rich import box
@@ -10,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from fleuve.config.loader import dump_changes
-from fleuve.config.nearest import did_you_mean, nearest_path
 from fleuve.config.settings import Settings
 from fleuve.errors import UserError
 from fleuve.simulate.candidates import longest_sequence
@@ -19,7 +17,9 @@ from fleuve.simulate.hardware import load_hardware
 from fleuve.simulate.layout import layout_of
 from fleuve.simulate.lengths import DEFAULT_MEAN
 from fleuve.simulate.memory import engine_memory, trainer_memory
+from fleuve.simulate.outputs import beside, check_output
 from fleuve.simulate.plan import Plan, Planned
+from fleuve.simulate.planned_run import unready
 
 
 def print_plan(planned: Planned, console: Console) -> None:
@@ -45,12 +45,11 @@ def check_writable(path: Path) -> None:
     """Before the search, which takes a while.
 
     Raises:
-        UserError: there is such a file already, or no such directory.
+        UserError: there is such a file already, or none can be made there.
     """
     if path.exists():
         raise UserError(f"--write {path}: there is such a file already; give another name, or remove it")
-    if not path.parent.is_dir():
-        raise UserError(f"--write {path}: no such directory: {path.parent}{did_you_mean(nearest_path(path.parent))}")
+    check_output("--write", path)
 
 
 def write_plan(path: Path, plan: Plan) -> None:
@@ -59,7 +58,7 @@ def write_plan(path: Path, plan: Plan) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = beside(path)
     try:
         temporary.write_text(plan_text(plan), encoding="utf-8")
         temporary.replace(path)
@@ -78,6 +77,8 @@ def plan_text(plan: Plan) -> str:
         f"# {layout.ranks} trainer ranks of {layout.trainer_parallel}. [simulate] is the cluster as planned; "
         "set data.train to your prompts.",
     ]
+    if problem := unready(settings):
+        head.append(f"# {problem}.")
     return "\n".join(head) + "\n\n" + dump_changes(settings)
 
 
@@ -168,4 +169,11 @@ def _notes(planned: Planned) -> list[str]:
         lines.append(f"{planned.synchronous.hours / best.hours:.2f} times as fast as the synchronous plan")
     if any(row.runner_up is not None and row.runner_up < row.best for row in planned.sensitivity):
         lines.append("the runner-up is faster under some of these assumptions: measure your answers' lengths")
+    if best.result.dropped:
+        lost = ", ".join(f"{reason.replace('_', ' ')}: {n}" for reason, n in best.result.dropped.items())
+        lines.append(f"note: groups are dropped in the best plan ({lost})")
+    if best.result.caveat:
+        lines.append(f"note: {best.result.caveat}")
+    if problem := unready(best.settings):
+        lines.append(f"note: {problem}")
     return lines

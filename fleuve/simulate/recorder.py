@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from fleuve.observe.trace import Trace
 from fleuve.simulate.engine import SimulatedEngine
 from fleuve.simulate.result import SimulationResult, Totals, added_up, rollout_shares
+from fleuve.simulate.timeline import Timeline
 from fleuve.simulate.trainer import SimulatedTrainer
+from fleuve.simulate.window import Window
 from fleuve.types import Batch
 
 
 class Recorder:
-    """Implements `contracts.Observer`. After `last` steps it calls `stop`.
+    """Implements `contracts.Observer`. After the last step of `window` it calls `stop`.
 
     Args:
         progress: is told how many steps are done.
@@ -23,16 +24,16 @@ class Recorder:
         self,
         engines: Sequence[SimulatedEngine],
         trainer: SimulatedTrainer,
-        last: int,
+        window: Window,
         stop: Callable[[], None],
-        trace: Trace | None = None,
+        trace: Timeline | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.notes: list[str] = []
         self.ends: list[Totals] = [self._totals(engines, trainer, 0.0, None, {}, {})]
         self._engines = engines
         self._trainer = trainer
-        self._last = last
+        self._window = window
         self._stop = stop
         self._trace = trace
         self._progress = progress
@@ -46,7 +47,7 @@ class Recorder:
         done = len(self.ends) - 1
         if self._progress is not None:
             self._progress(done)
-        if done >= self._last:
+        if self._window.step(metrics.get("staleness/mean", 0.0)):
             self._stop()
 
     def span(self, track: str, name: str, start: float, end: float, **args: object) -> None:
@@ -64,10 +65,10 @@ class Recorder:
         """Kept."""
         self.notes.append(message)
 
-    def result(self, steps: int, warmup: int, wall_seconds: float) -> SimulationResult:
-        """Of the steps after `warmup`; if there are no more, of all."""
+    def result(self, steps: int, wall_seconds: float) -> SimulationResult:
+        """Of the steps that count."""
         simulated = len(self.ends) - 1
-        warmup = warmup if warmup < simulated else 0
+        warmup = self._window.warmup
         counted = simulated - warmup
         window = self.ends[-1].since(self.ends[warmup])
         durations = [b.seconds - a.seconds for a, b in zip(self.ends[warmup:], self.ends[warmup + 1 :], strict=False)]
@@ -99,6 +100,7 @@ class Recorder:
             dropped=dict(window.dropped),
             engines=len(self._engines),
             wall_seconds=wall_seconds,
+            caveat=self._window.caveat(),
         )
 
     @staticmethod

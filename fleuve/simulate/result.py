@@ -83,6 +83,8 @@ class SimulationResult:
     engines: int
     wall_seconds: float
     """What the simulation took."""
+    caveat: str = ""
+    """Why this may not be the steady state; empty if it is."""
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, for JSON."""

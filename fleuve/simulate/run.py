@@ -13,11 +13,12 @@ from fleuve.contracts import Sampler, Workflow
 from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.errors import UserError
-from fleuve.observe.trace import Trace
 from fleuve.rollout.workflow import SingleTurn
+from fleuve.simulate.candidates import longest_sequence
 from fleuve.simulate.clock import run_virtual
 from fleuve.simulate.engine import SimulatedEngine
 from fleuve.simulate.engine_costs import EngineCosts
+from fleuve.simulate.failure import in_one
 from fleuve.simulate.layout import layout_of
 from fleuve.simulate.lengths import open_lengths
 from fleuve.simulate.recorder import Recorder
@@ -25,30 +26,16 @@ from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.rewarder import SimulatedRewarder
 from fleuve.simulate.seats import ADMIT_ROOM
 from fleuve.simulate.source import SimulatedSource, prompt_and_sample
+from fleuve.simulate.timeline import Timeline
 from fleuve.simulate.trainer import SimulatedTrainer
 from fleuve.simulate.trainer_costs import TrainerCosts
+from fleuve.simulate.window import LONGEST_PIPELINE, Window
 from fleuve.types import GenerationRequest, Prompt, Trajectory
-
-COUNTED = 20
-"""Steps of the steady state that are enough, when nobody says."""
-
-LONGEST_FILL = 16
-"""Steps in which an unbounded pipeline is taken to have filled."""
-
-
-LONGEST_PIPELINE = 64
-"""Batches that are admitted ahead at most, however stale they may be."""
-
-
-def warmup_steps(max_staleness: int) -> int:
-    """Steps in which the pipeline fills, and all answers do not begin at the same time any more."""
-    return min(max_staleness, LONGEST_FILL) + 4
 
 
 def simulated_steps(settings: Settings) -> int:
-    """How many are simulated: `simulate.steps`, or enough for a steady state."""
-    enough = warmup_steps(settings.control.max_staleness) + COUNTED
-    return min(settings.steps, settings.simulate.steps or enough)
+    """How many are simulated, at most: `simulate.steps`, or enough for a steady state."""
+    return _window(settings).last
 
 
 def simulate(
@@ -63,62 +50,111 @@ def simulate(
     Args:
         trace: where the timeline goes, as a real run's `trace.json`.
         progress: is told how many steps are done.
-        warmup: steps that are not counted; `warmup_steps` if nobody says.
+        warmup: steps that are not counted; `window.warmup_steps` if nobody says.
 
     Raises:
         UserError: what the settings ask for cannot be; the trace cannot be written.
-        ExceptionGroup: as `Controller.run`.
+        RunError: a run of these settings would fail, as by deadlines that are too short; says why.
     """
     started = time.perf_counter()
-    timeline = None
-    if trace is not None:
-        try:
-            timeline = Trace(trace, 0.0)
-        except OSError as error:
-            raise UserError(f"{trace}: cannot be written: {error.strerror}") from None
+    run = _Run(settings, warmup, progress)
+    timeline = None if trace is None else Timeline(trace, run.stop)
     try:
-        recorder = run_virtual(_run(settings, timeline, progress), settings.simulate.seed)
+        with in_one():
+            recorder = run_virtual(run.run(timeline), settings.simulate.seed)
+        if timeline is not None:
+            timeline.keep()
     finally:
         if timeline is not None:
-            timeline.close()
-    if warmup is None:
-        warmup = warmup_steps(settings.control.max_staleness)
-    return recorder.result(settings.steps, warmup, time.perf_counter() - started)
+            timeline.discard()
+    return recorder.result(settings.steps, time.perf_counter() - started)
 
 
-async def _run(settings: Settings, trace: Trace | None, progress: Callable[[int], None] | None) -> Recorder:
-    simulate, control, rollout = settings.simulate, settings.control, settings.rollout
-    engine_costs, draw, longest = EngineCosts.of(settings), open_lengths(settings).draw, rollout.max_new_tokens
+class _Run:
+    """A controller, and a world around it."""
+
+    def __init__(self, settings: Settings, warmup: int | None, progress: Callable[[int], None] | None) -> None:
+        self._settings = settings
+        self._window = _window(settings, warmup)
+        self._progress = progress
+        self._controller: Controller | None = None
+
+    def stop(self) -> None:
+        """End after the step in progress."""
+        if self._controller is not None:
+            self._controller.stop()
+
+    async def run(self, timeline: Timeline | None) -> Recorder:
+        """To the last step that is looked at."""
+        settings, simulate, rollout = self._settings, self._settings.simulate, self._settings.rollout
+        engines, trainer = _engines(settings), _trainer(settings)
+        rewarder = SimulatedRewarder(simulate.reward_seconds, simulate.reward_sigma, simulate.seed)
+        recorder = Recorder(engines, trainer, self._window, self.stop, timeline, self._progress)
+        self._controller = Controller(
+            _as_if_longer(settings, self._window.last),
+            SimulatedSource(simulate.prompt_tokens),
+            _Lean(SingleTurn(rollout, settings.seed, lambda _: "", rewarder)),
+            _Fleet(engines, settings.seed),
+            trainer,
+            recorder,
+        )
+        await self._controller.run()
+        return recorder
+
+
+def _window(settings: Settings, warmup: int | None = None) -> Window:
+    return Window(settings.control.max_staleness, settings.steps, settings.simulate.steps, warmup)
+
+
+def _engines(settings: Settings) -> list[SimulatedEngine]:
+    """With the deadlines of a real run's clients.
+
+    Raises:
+        UserError: an engine, or a micro-batch, has no room for the longest sequence.
+    """
+    rollout, costs = settings.rollout, EngineCosts.of(settings)
+    _check_budget(settings)
+    draw, longest = open_lengths(settings).draw, rollout.max_new_tokens
 
     def length(request: GenerationRequest) -> int:
         tokens = draw(*prompt_and_sample(request))
         return tokens if tokens < longest else longest + 1  # it was cut off
 
-    room = min(ADMIT_ROOM, longest)  # an answer never needs more
     engines: list[SimulatedEngine] = []
-    together = engines if simulate.finish_together else None
     for i in range(layout_of(settings).engines):
-        engines.append(SimulatedEngine(f"worker-{i}", engine_costs, length, together=together, admit_room=room))
-    trainer = SimulatedTrainer(
+        engines.append(
+            SimulatedEngine(
+                f"worker-{i}",
+                costs,
+                length,
+                together=engines if settings.simulate.finish_together else None,
+                admit_room=min(ADMIT_ROOM, longest),  # an answer never needs more
+                request_timeout=rollout.request_timeout + settings.longest_pause,
+                update_timeout=rollout.update_timeout,
+            )
+        )
+    return engines
+
+
+def _check_budget(settings: Settings) -> None:
+    budget, longest = settings.trainer.token_budget, longest_sequence(settings)
+    if budget < longest:
+        raise UserError(
+            f"trainer.token_budget = {budget} is too small for the longest sequence of {longest} tokens "
+            f"(simulate.prompt_tokens = {settings.simulate.prompt_tokens}, and rollout.max_new_tokens = "
+            f"{settings.rollout.max_new_tokens}); give it {longest} or more"
+        )
+
+
+def _trainer(settings: Settings) -> SimulatedTrainer:
+    return SimulatedTrainer(
         TrainerCosts.of(settings),
         settings.trainer.minibatches,
-        control.max_staleness,
-        simulate.learnt,
-        simulate.seed,
+        settings.control.max_staleness,
+        settings.simulate.learnt,
+        settings.simulate.seed,
+        settings.trainer.step_timeout,
     )
-    rewarder = SimulatedRewarder(simulate.reward_seconds, simulate.reward_sigma, simulate.seed)
-    last = simulated_steps(settings)
-    recorder = Recorder(engines, trainer, last, lambda: controller.stop(), trace, progress)
-    controller = Controller(
-        _as_if_longer(settings, last),
-        SimulatedSource(simulate.prompt_tokens),
-        _Lean(SingleTurn(rollout, settings.seed, lambda _: "", rewarder)),
-        _Fleet(engines, settings.seed),
-        trainer,
-        recorder,
-    )
-    await controller.run()
-    return recorder
 
 
 def _as_if_longer(settings: Settings, last: int) -> Settings:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fleuve.errors import UserError
+from fleuve.simulate.outputs import check_output
 from fleuve.simulate.result import SimulationResult
 
 ROLLOUT = {
@@ -91,16 +92,30 @@ def print_comparison(results: Mapping[str, SimulationResult], console: Console) 
     )
 
 
-def draw(path: Path, results: Mapping[str, SimulationResult]) -> None:
-    """Where the time of both sides goes, and how stale what is trained is; a row a system.
+def check_picture(path: Path) -> None:
+    """Whether a picture can be drawn to `path`.
 
     Raises:
-        UserError: matplotlib is not installed, or the picture cannot be written.
+        UserError: matplotlib is not installed or does not know the kind of file, or nothing can be written there.
     """
+    check_output("--plot", path)
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError("--plot needs matplotlib: pip install matplotlib") from None
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in kinds:
+        raise UserError(f"--plot {path}: no such kind of picture; end its name in .png, or one of .{', .'.join(kinds)}")
+
+
+def draw(path: Path, results: Mapping[str, SimulationResult]) -> None:
+    """Where the time of both sides goes, and how stale what is trained is; a row a system.
+
+    Raises:
+        UserError: the picture cannot be written.
+    """
+    from matplotlib.figure import Figure
+
     height = 1.6 + 0.55 * len(results) if len(results) > 1 else 3.2
     figure = Figure(figsize=(13, height), dpi=120, layout="constrained", facecolor="white")
     axes = figure.subplots(1, 3, width_ratios=[5, 4, 4], sharey=len(results) > 1)
@@ -130,8 +145,6 @@ def draw(path: Path, results: Mapping[str, SimulationResult]) -> None:
         figure.savefig(path)
     except OSError as error:
         raise UserError(f"--plot {path}: cannot be written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UserError(f"--plot {path}: {error}") from None
 
 
 def _shares(shares: Mapping[str, float], parts: Mapping[str, tuple[str, str]]) -> str:

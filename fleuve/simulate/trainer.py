@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from fleuve.contracts import TrainerError
 from fleuve.simulate.staleness import staleness_counts
 from fleuve.types import Batch, Group, StepResult, WeightFile
 
@@ -28,10 +30,17 @@ class SimulatedTrainer:
 
     Args:
         learnt: share of the groups that are learnt from (the others' answers all have the same reward), by lot.
+        step_timeout: seconds that a step may take, as the real client has it.
     """
 
     def __init__(
-        self, times: TrainerTimes, minibatches: int, max_staleness: int, learnt: float = 1.0, seed: int = 0
+        self,
+        times: TrainerTimes,
+        minibatches: int,
+        max_staleness: int,
+        learnt: float = 1.0,
+        seed: int = 0,
+        step_timeout: float = math.inf,
     ) -> None:
         self.version = 0
         self.staleness: Counter[int] = Counter()
@@ -41,16 +50,26 @@ class SimulatedTrainer:
         self._max_staleness = max_staleness
         self._learnt = learnt
         self._random = random.Random(seed)
+        self._step_timeout = step_timeout
         self._cut = asyncio.Event()
 
     async def step(self, batch: Batch) -> StepResult:
-        """One step of the cost model's seconds; interrupted, it makes no version."""
+        """One step of the cost model's seconds; interrupted, it makes no version.
+
+        Raises:
+            TrainerError: it would take too long.
+        """
         ends = [len(batch.groups) * i // self._minibatches for i in range(self._minibatches + 1)]
         parts = [batch.groups[start:end] for start, end in itertools.pairwise(ends)]
         seconds = self._times.step_seconds([self._lengths(part) for part in parts])
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(min(seconds, self._step_timeout)):
                 await self._cut.wait()
+        if seconds > self._step_timeout and not self._cut.is_set():
+            raise TrainerError(
+                f"the trainer: no answer to step {self.version + 1} ({len(batch.groups)} groups) within "
+                f"{self._step_timeout:g} s (trainer.step_timeout): it takes {seconds:,.0f} s"
+            )
         if self._cut.is_set():
             return StepResult(
                 version=self.version, metrics={"tokens/trained": 0.0}, advantages=_no_advantages(batch), trained=[]

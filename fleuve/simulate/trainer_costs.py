@@ -143,7 +143,9 @@ class TrainerCosts:
 
     def _slowest(self, ranks: Sequence[Sequence[int]], backward: bool) -> float:
         """One micro-batch on every rank: they gather the same layers at the same time, so they wait for each other."""
-        return max(self.micro_batch_seconds(lengths, backward) for lengths in ranks)
+        busy = [lengths for lengths in ranks if lengths]
+        idle = [()] if len(busy) < len(ranks) else []  # dummies, all alike: of many ranks most may have nothing
+        return max(self.micro_batch_seconds(lengths, backward) for lengths in (*busy, *idle))
 
     def _arithmetic(self, lengths: Sequence[int], backward: bool) -> float:
         measured = self.measured

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -16,14 +19,17 @@ from rich.console import Console
 from fleuve.config.loader import dump_changes, load_settings
 from fleuve.config.preflight import preflight
 from fleuve.config.settings import Settings
+from fleuve.contracts import RunError
 from fleuve.errors import UserError
 from fleuve.simulate.candidates import candidates, misfit, staleness_below
 from fleuve.simulate.estimate import bound, estimate, work_of
 from fleuve.simulate.layout import layout_of
-from fleuve.simulate.plan import CLOSE, Planned, find_plan, planned_run, refusal
+from fleuve.simulate.plan import CLOSE, Plan, Planned, find_plan, refusal
 from fleuve.simulate.plan_report import check_writable, print_plan, write_plan
+from fleuve.simulate.planned_run import OPTIONS, planned_run, unready
 from fleuve.simulate.run import simulate
 from fleuve.simulate.screen import fitting, screen
+from fleuve.simulate.trainer_costs import TrainerCosts
 
 LENGTHS = ["--simulate.lengths.mean", "300"]
 
@@ -171,6 +177,11 @@ def test_the_printed_plan_is_plain_where_it_is_piped_and_has_lines_in_a_terminal
             "--control.max_staleness is for the plan to find; --max-staleness bounds it",
         ),
         (["--simulate.tensor_parallel=2"], "--simulate.tensor_parallel is for the plan to find"),
+        (["--trainer.ranks", "2"], "--trainer.ranks is for the plan to find"),
+        (["--simulate.gpus", "4"], "--simulate.gpus is what --gpus says; leave --simulate.gpus out"),
+        (["--rollout.max_new_tokens=9"], "--rollout.max_new_tokens is what --answer says"),
+        (["--control.batch_size", "8", *LENGTHS], "--control.batch_size is what --batch says"),
+        (["--simulate.model", "qwen-7b"], "--simulate.model is what MODEL says"),
         (["--simulate.lenghts.mean", "3"], r"--simulate.lenghts.mean: unknown setting; did you mean"),
         (["--simulate.lengths.mean", "5000"], "is longer than the longest answer"),
     ],
@@ -191,6 +202,89 @@ def test_an_unknown_model_or_device_and_a_file_that_is_there_are_one_line(tmp_pa
         check_writable(tmp_path / "there.toml")
     with pytest.raises(UserError, match="no such directory"):
         check_writable(tmp_path / "missing" / "x.toml")
+
+
+def test_every_option_of_the_command_that_is_a_setting_is_known_as_one() -> None:
+    """`planned_run` puts them there: each value that is not a constant of its own."""
+    given = planned_run("qwen-7b", 8, "h800", 123, 4567, 24, 3, 77, "procedural:chain")
+    values = [given.simulate.gpus, given.simulate.hardware, given.simulate.prompt_tokens, given.rollout.max_new_tokens]
+    values += [given.control.batch_size, given.rollout.group_size, given.steps, given.data.train, given.simulate.model]
+    assert values == [8, "h800", 123, 4567, 24, 3, 77, "procedural:chain", "qwen-7b"]
+    for key in OPTIONS:
+        with pytest.raises(UserError, match=f"--{key} is what {OPTIONS[key]} says"):
+            planned_run("qwen-7b", 8, "h800", 123, 4567, 24, 3, 77, flags=[f"--{key}", "1"])
+
+
+def test_a_name_of_the_catalogue_goes_with_any_path_and_a_directory_only_with_its_own() -> None:
+    assert run(flags=["--model.path", "models/mine"]).model.path == "models/mine"
+    with pytest.raises(UserError, match=r"--model.path is what MODEL says"):
+        run("builtin:small", flags=["--model.path", "models/mine"])
+
+
+def only(settings: Settings) -> Plan:
+    return find_plan(settings, most_stale=1, layouts=1, sensitivity=False).best
+
+
+def test_a_model_given_by_its_file_is_the_directory_that_it_lies_in(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree("fleuve/assets/small", model)
+    shutil.copy(model / "config.json", model / "shape.json")
+    for name in ("config.json", "shape.json"):
+        best = only(run(str(model / name), gpus=2, answer=64, flags=["--simulate.lengths.mean", "20"]))
+        written = tmp_path / f"{name}.toml"
+        write_plan(written, best)
+        settings = load_settings(written, ["--run_dir", str(tmp_path / "run")])
+        assert settings.model.path == str(model)
+        assert all(line.startswith(("ok: ", "note: ")) for line in preflight(settings))
+        assert simulate(settings).hours == best.hours
+        assert "Set model.path" not in written.read_text()
+
+
+def test_of_a_file_without_a_model_around_it_plan_and_note_say_what_to_set(tmp_path: Path) -> None:
+    shutil.copy("fleuve/assets/small/config.json", tmp_path / "shape.json")
+    settings = run(str(tmp_path / "shape.json"), gpus=2, answer=64, flags=["--simulate.lengths.mean", "20"])
+    best = only(settings)
+    write_plan(tmp_path / "plan.toml", best)
+    expected = f"model.path = {tmp_path}: no config.json in it, so it is not a model directory. Set model.path to"
+    assert unready(best.settings).startswith(expected)
+    assert f"# {expected}" in (tmp_path / "plan.toml").read_text()
+    assert simulate(load_settings(tmp_path / "plan.toml")).hours == best.hours
+
+
+def test_the_planned_ranks_are_the_trainers_where_its_weights_can_be_shared_out(tmp_path: Path) -> None:
+    for plan in planned().plans:
+        assert plan.settings.trainer.ranks == layout_of(plan.settings).ranks
+    critic = run(flags=[*LENGTHS, "--algorithm.preset", "ppo"])
+    fit, _ = fitting(critic, 1)
+    assert {r.trainer.ranks for _, r in fit} == {1}
+    (tmp_path / "critic.toml").write_text(dump_changes(fit[0][1]))
+    assert load_settings(tmp_path / "critic.toml") == fit[0][1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "complaint"),
+    [(100_000, "plans are looked for on up to 8192 devices"), (6000, "devices beyond 1,152 would have nothing to do")],
+)
+def test_more_devices_than_could_have_anything_to_do_are_refused_at_once(gpus: int, complaint: str) -> None:
+    settings = planned_run("qwen-1.5b", gpus, "h100", 100, 100, batch_size=4, group_size=32, steps=250)
+    with pytest.raises(UserError, match=complaint):
+        find_plan(settings, most_stale=1)
+
+
+def test_ranks_without_anything_to_compute_do_not_slow_the_search_down() -> None:
+    """They are all alike: counted once, however many."""
+    few, many = (
+        TrainerCosts.of(cluster("qwen-1.5b", simulate={"gpus": n + 8, "rollout_gpus": 8})) for n in (64, 16_000)
+    )
+    few, many = (replace(costs, hardware=replace(costs.hardware, node=1_000_000)) for costs in (few, many))
+    started = time.process_time()
+    assert many.step_seconds([[500] * 64] * 4) == pytest.approx(few.step_seconds([[500] * 64] * 4), rel=0.1)
+    assert time.process_time() - started < 2
+
+
+def test_a_deadline_that_no_plan_meets_is_said_with_the_plan() -> None:
+    with pytest.raises(RunError, match=r"engines × .*, η 1, .*: the trainer: no answer to step 1 .* within 0\.1 s"):
+        only(run(flags=[*LENGTHS, "--trainer.step_timeout", "0.1"]))
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

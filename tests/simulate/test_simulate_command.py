@@ -39,6 +39,11 @@ def test_figures_say_that_they_are_extrapolated(capsys: pytest.CaptureFixture[st
     assert "\x1b" not in printed
 
 
+def test_figures_of_the_start_up_alone_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate_command(run(simulate__steps=4), compare=False, plot=None, trace=None)
+    assert "note: these 4 steps are the start of the run" in capsys.readouterr().out
+
+
 def test_the_comparison_has_a_line_for_each_system_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +77,7 @@ def test_on_a_cpu_times_that_were_measured_are_used_and_without_any_it_warns(
         simulate_command(load_settings("examples/quickstart.toml", words), compare=False, plot=None, trace=None)
         return capsys.readouterr().out
 
-    known, unknown = printed(), printed("--simulate.model", "qwen-1.5b")
+    known, unknown = printed(), printed("--simulate.model", "qwen-1.5b", "--rollout.request_timeout", "1e5")
     assert "note: times of builtin:small were measured" in known
     assert 0.3 < float(known.split("step ")[1].split()[0]) < 1.5
     assert "note: on a CPU a data sheet says little of how long qwen-1.5b takes" in unknown

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from fleuve.config.settings import Settings
-from fleuve.simulate.run import simulate, warmup_steps
+from fleuve.simulate.run import simulate
 from fleuve.simulate.systems import changed, systems
+from fleuve.simulate.window import warmup_steps
 
 
 def small(**changes: Any) -> Settings:
