@@ -6,11 +6,15 @@ import json
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+QUICK = "quick"
+"""The key by which a file says that it is of a quick run."""
 
 
 def machine() -> dict[str, Any]:
@@ -49,15 +53,38 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
+def is_quick(words: Sequence[str]) -> bool:
+    """Whether a benchmark's command line asks for a quick run; argparse takes a flag's beginning for it, too."""
+    return any(len(word) > 2 and "--quick".startswith(word) for word in words)
+
+
+def result_path(results: Path, name: str, quick: bool) -> Path:
+    """Where a result goes: that of a quick run never in the place of a full run's."""
+    path = results / f"{name}.json"
+    if not quick or not path.exists():
+        return path
+    try:
+        known = json.loads(path.read_text())
+    except ValueError:
+        known = {}
+    return path if isinstance(known, dict) and known.get(QUICK) else results / f"{name}.quick.json"
+
+
 def report(name: str, headline: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """Write `benchmarks/results/NAME.json`, print `rows` as a table, and last the line that the design asks for.
+
+    A quick run (`--quick` on the command line) is no measurement: where there is a full run's file it is left as it is,
+    and `NAME.quick.json` is written.
 
     Args: `headline`: the figures one would quote; `rows`: one mapping a line of the table, the keys of all together
     are the columns.
     """
     document = {"benchmark": name, "headline": dict(headline), "machine": machine()}
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({**document, "rows": [dict(r) for r in rows]}, indent=2) + "\n")
+    quick = is_quick(sys.argv[1:])
+    path = result_path(RESULTS, name, quick)
+    kind = {QUICK: True} if quick else {}
+    path.write_text(json.dumps({**document, **kind, "rows": [dict(r) for r in rows]}, indent=2) + "\n")
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cells = [columns, *([_cell(row.get(c, "")) for c in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
@@ -69,4 +96,5 @@ def report(name: str, headline: Mapping[str, Any], rows: Sequence[Mapping[str, A
         )
         if number == 0:
             print("  ".join("-" * w for w in widths))
+    print(f"written to {path}")
     print(json.dumps(document))
