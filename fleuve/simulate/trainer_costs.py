@@ -11,7 +11,7 @@ from fleuve.simulate.engine_costs import model_shape_of
 from fleuve.simulate.hardware import Hardware, load_hardware
 from fleuve.simulate.layout import Layout, layout_of
 from fleuve.simulate.model_shape import BYTES, ModelShape
-from fleuve.simulate.shares import rank_micro_batches
+from fleuve.train.sharing import SequenceCost, share_out
 
 BACKWARD = 2.0
 """Arithmetic of the backward pass of a matrix product, in forward passes: one product for each of its two inputs."""
@@ -84,14 +84,25 @@ class TrainerCosts:
         for lengths in minibatches:
             if not len(lengths):
                 continue
-            steps = rank_micro_batches(lengths, self.layout.ranks, self.token_budget)
             forwards = self.forward_passes + int(self.proximal and (not first or self.proximal_first))
-            for ranks in steps:
+            for ranks in self.rounds(lengths):
                 total += self._slowest(ranks, backward=True) * (2 if self.critic else 1)
                 total += forwards * self._slowest(ranks, backward=False)
             total += self.update_seconds()
             first = False
         return total
+
+    def rounds(self, lengths: Sequence[int]) -> list[list[list[int]]]:
+        """A minibatch as the trainer shares it out: `[micro-batches][ranks]`, the lengths of what each computes at the
+        same time; empty where a rank has nothing left.
+
+        Raises:
+            ValueError: a sequence is over the token budget.
+        """
+        shape = self.shape
+        cost = SequenceCost.of(shape.active_parameters, shape.layers, shape.attention_width)
+        shares = share_out(lengths, self.layout.ranks, self.token_budget, cost)
+        return [[[lengths[i] for i in bin_] for bin_ in together] for together in zip(*shares, strict=True)]
 
     def least_seconds(self, minibatches: Sequence[Sequence[int]]) -> float:
         """A bound below `step_seconds` that needs no packing: work as even as if sequences could be cut in pieces."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 
 from fleuve.errors import UserError
 from fleuve.simulate.layout import layout_of
-from fleuve.simulate.shares import rank_micro_batches
 from fleuve.simulate.trainer_costs import TrainerCosts
 
 PARAMETERS = 7_615_616_512
@@ -117,7 +117,7 @@ sequences = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 def test_every_sequence_is_in_one_micro_batch_of_one_rank_and_all_ranks_run_as_many(
     lengths: list[int], ranks: int, budget: int
 ) -> None:
-    steps = rank_micro_batches(lengths, ranks, budget)
+    steps = replace(trainer(ranks), token_budget=budget).rounds(lengths)
     assert all(len(step) == ranks for step in steps)
     assert sorted(n for step in steps for rank in step for n in rank) == sorted(lengths)
     assert all(sum(rank) <= budget for step in steps for rank in step)
