@@ -8,6 +8,7 @@ The server serves `DIR`, a Hugging Face directory, with the version 0, and can r
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -84,6 +85,8 @@ async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     scorer = Scorer(model, start.dtype)
     eos = frozenset(end_tokens(scorer.model, load_tokenizer(model)))
     async with AsyncExitStack() as stack:
+        if not given:
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.callback(store.close)
         engine = await kind.open(start, stack)
         yield Subject(engine, scorer, store, _promise(config, kind.promise(start)), eos)
