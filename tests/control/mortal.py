@@ -147,8 +147,9 @@ class Continuing(Mortal):
 
 
 def token(seed: int, place: int) -> int:
-    """The token at `place` of the answer with that seed."""
-    return (seed * 31 + place * 7) % 101
+    """The token at `place` of the answer with that seed. Hardly ever do two answers begin alike: who counts what was
+    scored, counts by text."""
+    return (seed * 31 + place * 7) % (2**31 - 1)
 
 
 class Hospital:
