@@ -150,7 +150,10 @@ def test_a_runs_answers_give_back_what_part_of_their_lengths_is_the_prompts(tmp_
 
 
 def test_a_verdict_takes_its_check_and_the_wait_for_it(tmp_path: Path) -> None:
-    rows = [{"reward_service/seconds_mean": s, "reward_service/queue_seconds_mean": s / 4} for s in (8.0, 0.004)]
+    rows = [
+        {"step": step, "reward_service/seconds_mean": s, "reward_service/queue_seconds_mean": s / 4}
+        for step, s in enumerate((8.0, 0.004))
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert verdict_seconds(tmp_path) == pytest.approx(0.005)
 
