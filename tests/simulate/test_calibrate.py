@@ -154,7 +154,7 @@ def test_a_verdict_takes_its_check_and_the_wait_for_it(tmp_path: Path) -> None:
         {"step": step, "reward_service/seconds_mean": s, "reward_service/queue_seconds_mean": s / 4}
         for step, s in enumerate((8.0, 0.004))
     ]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert verdict_seconds(tmp_path) == pytest.approx(0.005)
 
 
