@@ -161,11 +161,11 @@ class Caretaker:
             limit = fleet.policy.no_worker_timeout
             fleet.note(f"no rollout worker is left: waiting up to {limit:g} s for one to come back")
             fleet.activity("none is left; waiting for one to come back")
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     await fleet.changed.until(lambda: bool(fleet.lives()))
-            except TimeoutError:
-                raise RunError(f"no rollout worker for {limit:g} s: {self._last_words()}") from None
+            if not fleet.lives():  # there may be one at the very last moment
+                raise RunError(f"no rollout worker for {limit:g} s: {self._last_words()}")
             fleet.activity(f"generating with version {fleet.newest_version}")
 
     def _last_words(self) -> str:

@@ -29,12 +29,22 @@ class WorkerFault:
 
 
 @dataclass(frozen=True)
+class Change:
+    """At time `at` [s] a worker joins (`add`), or one leaves: when its answers have ended (`remove`), or `at once`."""
+
+    kind: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Rates:
     """Probabilities, each per event of its kind.
 
     Answers: `lost` (no reply, ever), `refused` (an error), `aborted` (by the worker), `slow` (20 times as long),
-    `mixed_up` (the reply to an earlier request instead). Verdicts: `no_verdict`, `nan`, `late` (seconds), `silent` (no
-    reply, ever). Trainer: `slow_step`. A worker that is to be started: `no_start`.
+    `mixed_up` (the reply to an earlier request instead), `false` (a reply that cannot be, see `lies.py`),
+    `false_progress` (the same while it is being sampled), `cut_off` (the worker dies once the answer is whole, and
+    before it is handed in), `deadly` (of a request that ends whichever worker gets it). Verdicts: `no_verdict`, `nan`,
+    `late` (seconds), `silent` (no reply, ever). Trainer: `slow_step`. A worker that is to be started: `no_start`.
     """
 
     lost: float = 0.0
@@ -42,18 +52,16 @@ class Rates:
     aborted: float = 0.0
     slow: float = 0.0
     mixed_up: float = 0.0
+    false: float = 0.0
+    false_progress: float = 0.0
+    cut_off: float = 0.0
+    deadly: float = 0.0
     no_verdict: float = 0.0
     nan: float = 0.0
     late: float = 0.0
     silent: float = 0.0
     slow_step: float = 0.0
     no_start: float = 0.0
-
-    @property
-    def groups_fail(self) -> bool:
-        """Whether a group can come to nothing."""
-        verdicts = self.no_verdict, self.nan, self.silent, self.late
-        return any((self.lost, self.refused, self.aborted, self.mixed_up, self.slow, *verdicts))
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,7 @@ class Case:
     continues: bool  # whether workers go on with answers that others have begun
     supervised: bool  # whether somebody can start workers again
     group_size: int
+    max_new_tokens: int
     dynamic_sampling: bool
     tie_rate: float
     exclude_truncated: bool
@@ -91,6 +100,7 @@ class Case:
     start_seconds: float
     rates: Rates
     worker_faults: tuple[WorkerFault, ...]
+    changes: tuple[Change, ...]
     failing_update: tuple[int, int] | None  # (worker, n-th update), which fails there and nowhere else
     failing_step: int | None
     failing_publish: int | None
@@ -112,6 +122,7 @@ class Case:
                 "rollout": {
                     "group_size": self.group_size,
                     "workers": self.workers,
+                    "max_new_tokens": self.max_new_tokens,
                     "interrupt": self.interrupt,
                     "request_timeout": self.request_timeout,
                     "update_timeout": self.update_timeout,
@@ -121,7 +132,7 @@ class Case:
                     "max_staleness": self.eta,
                     "overdue": self.overdue,
                     "group_timeout": self.group_timeout,
-                    "max_failures_in_a_row": 12,
+                    "max_failures_in_a_row": MAX_FAILURES,
                 },
                 "trainer": {"minibatches": 1, "step_timeout": self.step_timeout},
                 "algorithm": {
@@ -135,12 +146,23 @@ class Case:
         )
 
     @property
+    def group_limit(self) -> float:
+        """Seconds that a group has."""
+        return self.group_timeout + (self.step_timeout if self.placement == "colocated" else 0.0)
+
+    @property
     def longest_wait(self) -> float:
         """Seconds within which something must happen: everything that can be waited for, one after the other."""
-        pause = self.step_timeout if self.placement == "colocated" else 0.0
         updates = 2 * (self.update_timeout + self.request_timeout)
         workers = self.no_worker_timeout + NOTICED_WITHIN
-        return self.group_timeout + pause + self.step_timeout + updates + workers + EVALUATION_SECONDS + 10.0
+        return self.group_limit + self.step_timeout + updates + workers + EVALUATION_SECONDS + 10.0
+
+    @property
+    def late_for_a_reason(self) -> bool:
+        """Whether anything can take so long that a group runs out of time."""
+        rates = self.rates
+        lasting = rates.lost, rates.slow, rates.cut_off, rates.false, rates.deadly, rates.silent, rates.late
+        return any(lasting) or bool(self.worker_faults or self.failing_update)
 
     def describe(self) -> str:
         """One line a field, of the fields that say something."""
@@ -150,6 +172,9 @@ class Case:
 
 
 EVALUATION_SECONDS = 2.0
+
+MAX_FAILURES = 12
+"""Prompts in a row that may fail; the run ends with the last of them."""
 
 NOTICED_WITHIN = 15.0
 """Seconds after which a worker that says nothing is given up (control.health.HealthPolicy)."""
@@ -162,9 +187,10 @@ def draw(seed: int) -> Case:
     def some(chance: float, low: float, high: float) -> float:
         return rng.uniform(low, high) if rng.random() < chance else 0.0
 
-    steps, workers, group_size = rng.randint(3, 10), rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 2, 4))
+    steps, workers, group_size = rng.randint(3, 8), rng.choice((1, 2, 2, 3)), rng.choice((1, 2, 2, 4))
     train_seconds = rng.choice((0.0, 0.03, 0.1, 0.5))
     calm = rng.random() < 0.25
+    patient = rng.random() < 0.4  # deadlines as those of real runs: it is probes that find out who hangs
     horizon = steps * max(0.3, train_seconds)
     share = 0.0 if calm else 0.25
     rates = Rates(
@@ -173,6 +199,10 @@ def draw(seed: int) -> Case:
         aborted=some(share, 0.01, 0.1),
         slow=some(share, 0.02, 0.2),
         mixed_up=some(share, 0.01, 0.1),
+        false=some(share, 0.005, 0.05),
+        false_progress=some(share, 0.02, 0.3),
+        cut_off=some(share * 0.8, 0.01, 0.1),
+        deadly=some(share * 0.4, 0.005, 0.05),
         no_verdict=some(share, 0.02, 0.3),
         nan=some(share, 0.02, 0.2),
         late=some(share, 0.05, 0.3),
@@ -183,11 +213,29 @@ def draw(seed: int) -> Case:
     kinds = "hang", "away", "dies", "reborn", "reborn"
     faults = [
         WorkerFault(rng.randrange(workers), rng.choice(kinds), rng.uniform(0, horizon), seconds)
-        for seconds in rng.choices((0.05, 0.5, 3.0, 30.0), k=rng.choice((0, 0, 1, 2, 4)))
+        for seconds in rng.choices((0.05, 0.5, 3.0, 8.0, 30.0), k=rng.choice((0, 0, 1, 2, 4)))
         if not calm
     ]
+    if patient and not calm and rng.random() < 0.4:
+        faults = [WorkerFault(rng.randrange(workers), "hang", rng.uniform(0, horizon / 2), 30.0)]
     ending = "" if calm else rng.choice(("", "", "", "stop", "cut", "cancel", "update", "step", "publish", "silent"))
     stops = ending in ("stop", "cut")
+    supervised = rng.random() < 0.8
+    moments = [rng.uniform(0, horizon), *(fault.at + rng.uniform(0, 0.3) for fault in faults)]
+    changes = [
+        Change(kind, rng.choice(moments) + rng.uniform(0, 0.1))
+        for kind in rng.choices(("add", "remove", "at once", "at once"), k=rng.choice((1, 3, 6)))
+        if supervised
+    ]
+    if rng.random() < 0.65:
+        changes = []
+    cancel_at = rng.uniform(0, horizon)
+    if changes and ending == "cancel" and rng.random() < 0.7:
+        # One leaves because it died, and all is over before that is settled.
+        at = rng.uniform(0, horizon / 2)
+        faults = [WorkerFault(rng.randrange(workers), "dies", at, 0.0)]
+        changes, cancel_at = [Change("at once", at + rng.uniform(0, 0.15))], at + rng.uniform(0.15, 0.2)
+    dynamic_sampling = group_size > 1 and rng.random() < 0.2
     return Case(
         seed=seed,
         steps=steps,
@@ -198,10 +246,11 @@ def draw(seed: int) -> Case:
         placement=rng.choice(("disaggregated", "disaggregated", "colocated")),
         workers=workers,
         continues=rng.random() < 0.6,
-        supervised=rng.random() < 0.8,
+        supervised=supervised,
         group_size=group_size,
-        dynamic_sampling=group_size > 1 and rng.random() < 0.2,
-        tie_rate=rng.uniform(0.0, 0.6),
+        max_new_tokens=rng.choice((6, 8, 60, 100)),
+        dynamic_sampling=dynamic_sampling,
+        tie_rate=rng.choice((0.0, 0.2, 0.3, 0.5, 0.6, 1.0 if dynamic_sampling else 0.5)),
         exclude_truncated=rng.random() < 0.2,
         evaluate_every=rng.choice((0, 0, 0, 1, 3)),
         checkpoint_every=rng.choice((0, 1, 2)),
@@ -212,21 +261,22 @@ def draw(seed: int) -> Case:
         publish_seconds=rng.choice((0.0, TICK, 0.05)),
         update_seconds=rng.choice((0.0, TICK, 0.05, 0.3)),
         reward_seconds=rng.choice((0.0, 0.0, TICK, 0.1)),
-        group_timeout=rng.choice((4.0, 8.0)),
-        request_timeout=rng.choice((2.0, 6.0)),
-        update_timeout=rng.choice((1.0, 5.0)),
+        group_timeout=60.0 if patient else rng.choice((4.0, 8.0)),
+        request_timeout=30.0 if patient else rng.choice((2.0, 6.0)),
+        update_timeout=120.0 if patient else rng.choice((1.0, 5.0)),
         step_timeout=rng.choice((4.0, 10.0)),
         no_worker_timeout=rng.choice((3.0, 20.0)),
         start_seconds=rng.choice((0.0, 0.1, 2.0)),
         rates=rates,
         worker_faults=tuple(faults),
+        changes=tuple(sorted(changes, key=lambda change: change.at)),
         failing_update=(rng.randrange(workers), rng.randint(0, 3)) if ending == "update" else None,
         failing_step=rng.randrange(steps) if ending == "step" else None,
         failing_publish=rng.randrange(steps) if ending == "publish" else None,
         silent_step=rng.randrange(steps) if ending == "silent" else None,
         stop_at=rng.uniform(0, horizon) if stops else None,
         cut_after=rng.uniform(0, 0.5) if ending == "cut" else None,
-        cancel_at=rng.uniform(0, horizon) if ending == "cancel" else None,
+        cancel_at=cancel_at if ending == "cancel" else None,
         resume=rng.choice(("", "checkpoint", "journal", "journal")) if ending or faults else "",
     )
 

@@ -30,12 +30,18 @@ class FaultyRewarder:
     async def score(self, prompt: Prompt, text: str) -> Verdict:
         rates, chance = self._case.rates, self._chance
         if chance.happens(rates.silent):
+            self._ledger.saw("verdict: never")
             await asyncio.Event().wait()
-        mean = self._case.reward_seconds + (1.0 if chance.happens(rates.late) else 0.0)
+        mean = self._case.reward_seconds
+        if chance.happens(rates.late):
+            self._ledger.saw("verdict: late")
+            mean += 1.0
         await asyncio.sleep(chance.seconds(mean)) if mean else await chance.turns()
         if chance.happens(rates.no_verdict):
+            self._ledger.saw("verdict: none")
             verdict = Verdict(score=None, reason="the verifier crashed")
         elif chance.happens(rates.nan):
+            self._ledger.saw("verdict: NaN")
             verdict = Verdict(score=math.nan)
         else:
             tie = self._ties.random() < self._case.tie_rate
@@ -63,7 +69,11 @@ class FaultyTrainer:
         if self._first and case.failing_step == self.version:
             self._ledger.lost_trainer()
             raise TrainerError("trainer: died during a step")
-        seconds = chance.seconds(case.train_seconds * (10.0 if chance.happens(case.rates.slow_step) else 1.0))
+        mean = case.train_seconds
+        if chance.happens(case.rates.slow_step):
+            self._ledger.saw("slow step")
+            mean *= 10.0
+        seconds = chance.seconds(mean)
         if self._first and case.silent_step == self.version:
             self._ledger.lost_trainer()
             seconds = math.inf
@@ -91,6 +101,7 @@ class FaultyTrainer:
 
     async def interrupt(self) -> None:
         self._ledger.event("interrupt")
+        self._ledger.saw("step cut short")
         if self._cut is not None:
             self._cut.set()
 

@@ -1,4 +1,4 @@
-"""Rollout workers on which things go wrong, and the supervisor that ends and starts them.
+"""A rollout worker on which things go wrong.
 
 Event-driven: an answer is a timer, set anew when its worker stops or goes on. Times are virtual.
 """
@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Sequence
 
-import numpy as np
+import msgspec
 
 from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.simulate.faults import Case, Chance, WorkerFault
-from fleuve.simulate.ledger import Ledger, token
-from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightFile, WeightUpdate
+from fleuve.simulate.ledger import Ledger, group_of, logprob_of, name_of, token
+from fleuve.simulate.lies import KINDS, Reply, falsified
+from fleuve.simulate.tries import ViolationError
+from fleuve.types import Completion, GenerationRequest, Interrupt, WeightFile, WeightUpdate
 
 
 class _Flight:
@@ -23,6 +26,12 @@ class _Flight:
     def __init__(self, request: GenerationRequest, tokens: int, seconds: float, deadline: float) -> None:
         self.request = request
         self.left = tokens
+        self.cut_short = False
+        """Its last token is the last that was asked for, and not the end of the answer."""
+        self.whole = False
+        """All of it is there, and the reply never comes."""
+        self.told = len(request.output_ids)
+        """Tokens of the answer that are known elsewhere."""
         self.token_seconds = seconds
         self.deadline = deadline
         self.asked_at = len(request.output_ids)
@@ -41,6 +50,10 @@ class FaultyEngine:
         """`fails_at`: the number of the update that fails here."""
         self.name = name
         self.version = version
+        self.wrong = ""
+        """Why it may be given up: what went wrong with it; empty if nothing did."""
+        self.removed = ""
+        """How it is to leave, if it is."""
         self._first_version = version
         self._case = case
         self._ledger = ledger
@@ -52,6 +65,8 @@ class FaultyEngine:
         self._hanging = False
         self._away = False
         self._reborn = False
+        self.over = False
+        """The run is."""
         self._closed = False  # an update under `finish` lets nobody in
         self._updates = 0
         self._tokens = 0
@@ -68,6 +83,11 @@ class FaultyEngine:
         return self._paused or self._hanging or self._away
 
     @property
+    def hangs(self) -> bool:
+        """Whether it stands still and says nothing."""
+        return self._hanging
+
+    @property
     def known(self) -> bool:
         """Whether it is the process that the fleet takes it for: it was not reborn."""
         return not self._reborn
@@ -78,17 +98,44 @@ class FaultyEngine:
         self._connected(f"request {request.request_id}")
         rates, chance = self._case.rates, self._chance
         await chance.turns()
+        try:
+            completion = await self._sample(request)
+        except RolloutError:
+            self._ledger.hurts(request.request_id)
+            raise
+        finally:
+            if self.wrong:
+                self._ledger.hurts(request.request_id)
+        self._ledger.answered(completion)
+        if completion.finish_reason == "abort":
+            self._ledger.saw("aborted")
+            self._ledger.hurts(request.request_id)
+        await chance.turns()
+        last, self._last = self._last, completion
+        if last is not None and chance.happens(rates.mixed_up):
+            self._ledger.saw("mixed up")
+            self._ledger.hurts(request.request_id)
+            return last
+        # More often where there is more to be wrong: of what goes on behind another's tokens.
+        false = chance.happens(0.5 if request.output_ids and rates.false else rates.false)
+        return self._falsify(request, completion) if false else completion
+
+    async def _sample(self, request: GenerationRequest) -> Completion:
+        rates, chance, most = self._case.rates, self._chance, request.sampling.max_new_tokens
+        known = len(request.output_ids)
+        if known >= most:
+            raise ViolationError(
+                f"{self.name} is asked for more of {request.request_id}, which has {known} tokens of {most}"
+            )
         if chance.happens(rates.refused):
+            self._ledger.saw("refused")
             raise RolloutError(f"{self.name}: request {request.request_id} failed: refused")
-        tokens = max(chance.length(self._case.tail) - len(request.output_ids), 1)
-        seconds = chance.seconds(self._case.token_seconds * (20.0 if chance.happens(rates.slow) else 1.0))
-        if chance.happens(rates.lost):
-            seconds = math.inf
-        now = asyncio.get_running_loop().time()
-        flight = _Flight(request, tokens, seconds, now + self._case.request_timeout)
+        if not self._away and random.Random(request.sampling.seed).random() < rates.deadly:
+            self._ledger.kills(group_of(request.request_id))
+            self.strike(WorkerFault(0, "dies", 0.0, 0.0))
         if request.request_id in self._flights:
             raise AssertionError(f"{self.name}: two requests {request.request_id} at once")
-        self._flights[request.request_id] = flight
+        flight = self._flights[request.request_id] = self._flight(request)
         try:
             self._connected(f"request {request.request_id}")
             self._go(flight)
@@ -98,13 +145,40 @@ class FaultyEngine:
                 flight.timer.cancel()
             del self._flights[request.request_id]
             self._change()
-        completion = self._completion(flight, versions)
-        self._ledger.answered(_name(request), versions)
-        await chance.turns()
-        last, self._last = self._last, completion
-        if last is not None and chance.happens(rates.mixed_up):
-            return last
-        return completion
+        return self._completion(flight, versions)
+
+    def _flight(self, request: GenerationRequest) -> _Flight:
+        """How long the answer is, and how long it takes."""
+        case, chance, rates = self._case, self._chance, self._case.rates
+        known, most = len(request.output_ids), request.sampling.max_new_tokens
+        length = max(chance.length(case.tail), known + 1)
+        seconds = chance.seconds(case.token_seconds)
+        if chance.happens(rates.slow):
+            self._ledger.saw("slow")
+            seconds *= 20.0
+        if chance.happens(rates.lost):
+            self._ledger.saw("lost")
+            seconds = math.inf
+        deadline = asyncio.get_running_loop().time() + case.request_timeout
+        flight = _Flight(request, min(length, most) - known, seconds, deadline)
+        flight.cut_short = length >= most
+        return flight
+
+    def _falsify(self, request: GenerationRequest, completion: Completion) -> Completion:
+        """What it hands in cannot be."""
+        kind = KINDS[self._chance.pick(len(KINDS))]
+        if request.output_ids and self._chance.pick(2):
+            kind = "long"
+        reply = completion.output_ids, completion.logprobs, completion.versions
+        ids, logprobs, versions = self.lie(reply, kind, request.sampling.max_new_tokens - len(request.output_ids))
+        changed = {"output_ids": ids, "logprobs": logprobs, "versions": versions, "finish_reason": "stop"}
+        return msgspec.structs.replace(completion, **changed)
+
+    def lie(self, reply: Reply, kind: str, room: int) -> Reply:
+        self._ledger.event("lie", self.name, kind)
+        self._ledger.saw(f"false: {kind}")
+        self.wrong = "it lied"
+        return falsified(reply, kind, self._chance, self._first_version, self._case.steps, room)
 
     async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
         number, self._updates = self._updates, self._updates + 1
@@ -119,6 +193,8 @@ class FaultyEngine:
             await asyncio.sleep(self._chance.seconds(self._case.update_seconds))
             await self._while_hanging(what)
             if number == self._fails_at:
+                self.wrong = "an update failed"
+                self._ledger.saw("update failed")
                 raise RolloutError(f"{self.name}: {what} failed: no space left")
             self._ledger.updated(self.name, self.version, weights.version)
             for flight in self._flights.values():
@@ -174,6 +250,7 @@ class FaultyEngine:
                 await work()
                 await self._chance.turns()
         except TimeoutError:
+            self.wrong = f"no answer to {what}"
             raise RolloutError(f"{self.name}: no answer to {what} within {timeout:g} s") from None
 
     async def _while_hanging(self, what: str) -> None:
@@ -190,6 +267,8 @@ class FaultyEngine:
     def strike(self, fault: WorkerFault) -> None:
         """`fault` happens now."""
         self._ledger.event("fault", self.name, fault.kind)
+        self._ledger.saw(fault.kind)
+        self.wrong = fault.kind
         match fault.kind:
             case "hang":
                 self._hanging = True
@@ -218,18 +297,21 @@ class FaultyEngine:
     def _lose_flights(self) -> None:
         for flight in list(self._flights.values()):
             what = f"request {flight.request.request_id}"
+            if flight.told >= flight.request.sampling.max_new_tokens and not flight.reply.done():
+                self._ledger.saw("lost with every token known")
             self._fail(flight, WorkerLostError(f"{self.name}: connection lost during {what}"))
 
     # --- generation -------------------------------------------------------------------------------------------------
 
     def _completion(self, flight: _Flight, versions: list[int]) -> Completion:
         aborted = self._chance.happens(self._case.rates.aborted)
+        ids = tokens_of(flight, versions)
         return Completion(
             request_id=flight.request.request_id,
-            output_ids=_tokens(flight, versions),
-            logprobs=[0.0] * len(versions),
+            output_ids=ids,
+            logprobs=list(map(logprob_of, ids)),
             versions=versions,
-            finish_reason="abort" if aborted else "length" if flight.asked_at + len(versions) > 60 else "stop",
+            finish_reason="abort" if aborted else "length" if flight.cut_short else "stop",
             interruptions=flight.interruptions,
         )
 
@@ -249,9 +331,11 @@ class FaultyEngine:
 
     def _go(self, flight: _Flight) -> None:
         """Set the timer for the answer's end, or its deadline if that comes first."""
+        if flight.reply.done():
+            return
         loop = asyncio.get_running_loop()
         end = math.inf
-        if not (self.standing or (self._closed and not flight.versions)):
+        if not (flight.whole or self.standing or (self._closed and not flight.versions)):
             flight.since = loop.time()
             end = flight.since + flight.left * flight.token_seconds
         if flight.timer is not None:
@@ -279,95 +363,37 @@ class FaultyEngine:
             timeout = self._case.request_timeout
             self._fail(flight, RolloutError(f"{self.name}: no answer to {what} within {timeout:g} s"))
             return
+        if self._chance.happens(self._case.rates.cut_off):
+            self._end_of(flight)
+            return
         flight.versions += [self.version] * flight.left
+        flight.left, flight.since = 0, None
         self._tokens += len(flight.versions)
         flight.reply.set_result(flight.versions)
 
+    def _end_of(self, flight: _Flight) -> None:
+        """The answer is whole, and the worker dies before it is handed in. Others may know all of its tokens, but the
+        one that would have told them that there are no more."""
+        done = flight.left if flight.cut_short else flight.left - 1
+        flight.versions += [self.version] * done
+        flight.left -= done
+        flight.since, flight.whole = None, True
+        self._go(flight)
+        self._ledger.saw("cut off")
+        self.die_within(2.0)
 
-class ContinuingFaultyEngine(FaultyEngine):
-    """Implements `contracts.ContinuingEngine` too."""
+    def die_within(self, seconds: float) -> None:
+        """So many, or thereabouts."""
 
-    async def progress(self, known: Mapping[str, int]) -> list[Progress]:
-        await self._ask("progress")
-        told = []
-        for id, flight in self._flights.items():
-            self._hold(flight)
-            start = known.get(id, 0)
-            versions = flight.versions[start:]
-            progress = Progress(
-                request_id=id,
-                start=start,
-                output_ids=np.asarray(_tokens(flight, flight.versions)[start:], np.int32),
-                logprobs=np.zeros(len(versions), np.float32),
-                versions=np.asarray(versions, np.int32),
-            )
-            if id in known and not flight.reply.done():
-                told.append(progress)
-        self._go_on()
-        return told
+        def die() -> None:
+            if not self._away and not self.over:
+                self.strike(WorkerFault(0, "dies", 0.0, 0.0))
+
+        asyncio.get_running_loop().call_later(self._chance.seconds(seconds), die)
 
 
-def _name(request: GenerationRequest) -> str:
-    """The request's name without what marks it as taken up by another worker."""
-    return request.request_id.partition("~")[0]
-
-
-def _tokens(flight: _Flight, versions: list[int]) -> list[int]:
+def tokens_of(flight: _Flight, versions: list[int]) -> list[int]:
     """Each token says by which version it was sampled; the first two also whose they are."""
-    whose = [int(part) for part in _name(flight.request).split("/")]
+    whose = [int(part) for part in name_of(flight.request.request_id).split("/")]
     places = range(flight.asked_at, flight.asked_at + len(versions))
     return [token(whose[i] if i < 2 else 0, version) for i, version in zip(places, versions, strict=True)]
-
-
-class FaultyWorkers:
-    """The workers' processes, and the `contracts.Supervisor` over them."""
-
-    def __init__(self, case: Case, ledger: Ledger, version: int) -> None:
-        self._case = case
-        self._ledger = ledger
-        self._version = version
-        self._chances = {f"worker-{i}": Chance(case, f"worker-{i} from {version}") for i in range(case.workers)}
-        fails_at = dict([case.failing_update]) if case.failing_update and version == 0 else {}
-        self.engines = {
-            name: self._engine(name, chance, fails_at.get(index, -1))
-            for index, (name, chance) in enumerate(self._chances.items())
-        }
-        self.gone: list[FaultyEngine] = []
-        call_later: Callable[..., asyncio.TimerHandle] = asyncio.get_running_loop().call_later
-        faults = case.worker_faults if version == 0 else ()
-        self._timers = [call_later(fault.at, self._strike, fault) for fault in faults]
-
-    def _engine(self, name: str, chance: Chance, fails_at: int = -1) -> FaultyEngine:
-        kind = ContinuingFaultyEngine if self._case.continues else FaultyEngine
-        return kind(name, self._case, self._ledger, self._version, chance, fails_at)
-
-    def close(self) -> None:
-        """No more faults."""
-        for timer in self._timers:
-            timer.cancel()
-
-    def _strike(self, fault: WorkerFault) -> None:
-        engine = self.engines[f"worker-{fault.worker}"]
-        engine.strike(fault)
-        if fault.kind in ("hang", "away"):
-            self._timers.append(asyncio.get_running_loop().call_later(fault.seconds, engine.mend))
-
-    async def kill(self, worker: str) -> str:
-        """End it; see `contracts.Supervisor`."""
-        await self._chances[worker].turns()
-        self._ledger.event("killed", worker)
-        engine = self.engines[worker]
-        engine.end()
-        if engine not in self.gone:
-            self.gone.append(engine)
-        return "killed"
-
-    async def start(self, worker: str) -> FaultyEngine:
-        """A fresh one; see `contracts.Supervisor`."""
-        chance = self._chances[worker]
-        await asyncio.sleep(chance.seconds(self._case.start_seconds))
-        if chance.happens(self._case.rates.no_start):
-            raise RolloutError(f"{worker} did not start: no memory")
-        self._ledger.event("started", worker)
-        self.engines[worker] = self._engine(worker, chance)
-        return self.engines[worker]

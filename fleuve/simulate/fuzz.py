@@ -13,16 +13,20 @@ import asyncio
 import itertools
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import NoReturn
 
+from fleuve.errors import UserError
 from fleuve.simulate.clock import run_virtual
 from fleuve.simulate.faults import Case, draw
-from fleuve.simulate.ledger import ViolationError
 from fleuve.simulate.leg import Leg
+from fleuve.simulate.tries import ViolationError
 
 
 @dataclass
@@ -33,6 +37,7 @@ class Outcome:
     violation: str = ""
     ended: list[str] = field(default_factory=list)  # a leg each: "done", "stopped", "cancelled", or the error
     dropped: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)  # what went wrong, and what came of it, by kind
     steps: int = 0
     restarts: int = 0
     kept_tokens: int = 0  # of answers that another worker went on with
@@ -68,6 +73,7 @@ async def _play(case: Case, outcome: Outcome) -> None:
             _check_both(first, leg, given_up)
     finally:
         outcome.events, outcome.digest = leg.ledger.events, leg.ledger.digest()
+        outcome.seen = leg.ledger.seen
         outcome.steps = len(leg.ledger.trained)
         outcome.virtual_seconds = asyncio.get_running_loop().time()
 
@@ -108,27 +114,93 @@ def play_all(seeds: Iterable[int], processes: int = 1) -> Iterator[Outcome]:
     if processes == 1:
         yield from map(play, seeds)
         return
-    with multiprocessing.get_context("forkserver").Pool(processes) as pool:
+    with multiprocessing.get_context("forkserver").Pool(processes, _leave_interrupts) as pool:
         yield from pool.imap(play, seeds, chunksize=50)
 
 
-def _range(text: str) -> range:
+def _leave_interrupts() -> None:
+    """Ctrl-C is for the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _until_interrupted(outcomes: Iterator[Outcome]) -> Iterator[Outcome]:
+    """`outcomes`, up to the one in which Ctrl-C came. In the middle of it, it would look like a fault of what runs on
+    virtual time; whoever does not want to wait presses it twice.
+
+    Raises:
+        KeyboardInterrupt: it came.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        for outcome in outcomes:
+            yield outcome
+            if came:
+                raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def _seeds(text: str) -> range:
+    """`A..B` or one seed.
+
+    Raises:
+        UserError: it is neither.
+    """
     first, dots, last = text.partition("..")
-    return range(int(first), int(last) if dots else int(first) + 1)
+    if not first.isdecimal() or (dots and not last.isdecimal()):
+        raise UserError(f"--seeds {text}: write 0..2000 for the seeds from 0 to 1999, or one seed, such as 1234")
+    seeds = range(int(first), int(last) if dots else int(first) + 1)
+    if not seeds:
+        raise UserError(f"--seeds {text}: there is no seed in it; {first}..{int(first) + 1} is one, {first}")
+    return seeds
+
+
+def _processes(text: str) -> int:
+    """How many.
+
+    Raises:
+        UserError: it is no number of processes.
+    """
+    if not text.isdecimal():
+        raise UserError(f"--processes {text}: write how many, or 0 for one a core")
+    return int(text) or os.cpu_count() or 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code is 1 if a seed failed."""
-    parser = argparse.ArgumentParser(prog="python -m fleuve.simulate.fuzz", description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=_range, required=True, metavar="A..B", help="from A to B - 1, or one seed")
-    parser.add_argument("--processes", type=int, default=1, help="0: one a core")
-    args = parser.parse_args(arguments)
+    """The command; its exit code is 1 if a seed failed, 2 if it was asked for what cannot be, 130 after Ctrl-C."""
+    parser = _Parser(prog="python -m fleuve.simulate.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", required=True, metavar="A..B", help="from A to B - 1, or one seed")
+    parser.add_argument("--processes", default="1", metavar="N", help="0: one a core")
+    try:
+        args = parser.parse_args(arguments)
+        seeds, processes = _seeds(args.seeds), _processes(args.processes)
+        return _play_and_print(seeds, processes)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: no seed had failed", file=sys.stderr)
+        return 130
+
+
+def _play_and_print(seeds: range, processes: int) -> int:
     began = time.perf_counter()
     ends: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     steps, hours, done = 0, 0.0, 0
-    for outcome in play_all(args.seeds, args.processes or os.cpu_count() or 1):
-        if outcome.violation or len(args.seeds) == 1:
+    for outcome in _until_interrupted(play_all(seeds, processes)):
+        if outcome.violation or len(seeds) == 1:
             print(outcome.explain())
             return 1 if outcome.violation else 0
         done += 1

@@ -6,62 +6,33 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fleuve.contracts import RunError, TrainerError
 from fleuve.control.controller import Controller
+from fleuve.control.dynamic_sampling import AT_LEAST, BATCHES
 from fleuve.control.fleet import Fleet, FleetPolicy
 from fleuve.control.journal import Record, State, frame, in_turn, unframe
 from fleuve.control.past import Past, whole_waves
 from fleuve.control.worker import Life
-from fleuve.data.rows import Row
-from fleuve.data.source import FilePasses, RowSource
 from fleuve.rollout.workflow import SingleTurn
-from fleuve.simulate.faults import EVALUATION_SECONDS, Case
+from fleuve.simulate.faults import EVALUATION_SECONDS, MAX_FAILURES, Case, Chance
 from fleuve.simulate.faulty import FaultyRewarder, FaultyTrainer
-from fleuve.simulate.faulty_engine import FaultyEngine, FaultyWorkers
-from fleuve.simulate.ledger import Ledger, ViolationError, read_name
-from fleuve.types import Batch, Prompt
+from fleuve.simulate.faulty_engine import FaultyEngine
+from fleuve.simulate.faulty_source import Source
+from fleuve.simulate.faulty_workers import FaultyWorkers
+from fleuve.simulate.ledger import LOSSES, VOCABULARY, Ledger, read_name
+from fleuve.simulate.tries import Tries, ViolationError
+from fleuve.types import Batch
 
-ROWS = 7
-"""Rows of the data set: several passes over it in most runs."""
+GIVEN_UP = re.compile(r"is given up \(.*?(silent for|cannot be|update|has weights|connection lost)")
+"""What the controller says when it gives a worker up, and why."""
 
 PATIENCE = 30
 """Times the longest wait within which a version must be made: groups may fail, and be tried again."""
-
-
-class Source(RowSource):
-    """The production source, watched once there is a world."""
-
-    def __init__(self, case: Case) -> None:
-        rows = [Row(str(line), {}) for line in range(ROWS)]
-        super().__init__(FilePasses(rows, "fuzz", case.seed, shuffle=True), _prompt)
-        self.world: Leg | None = None
-
-    def next(self) -> Prompt:
-        prompt, world = super().next(), self.world
-        if world is not None:
-            served = min(world.sampled(), default=world.fleet.newest_version)
-            world.ledger.issues(prompt, world.controller.gate, served)
-        return prompt
-
-    def give_back(self, prompt: Prompt) -> None:
-        super().give_back(prompt)
-        if self.world is not None:
-            self.world.ledger.gives_back(prompt)
-
-    def served(self) -> set[str]:
-        """Every prompt that was served at least once, in this life or an earlier one, and is not to be served again."""
-        state = self.state()
-        number, position = int(str(state["pass"])), int(str(state["position"]))
-        whole = {f"e{p}/{line}" for p in range(number) for line in range(ROWS)}
-        begun = {f"e{number}/{index}" for index in self._passes.order(number)[:position]}
-        return (whole | begun) - set(self._returned)
-
-
-def _prompt(id: str, row: Row) -> Prompt:
-    return Prompt(id=id, input_ids=[1, 2], text="", answer="")
 
 
 class Observer:
@@ -83,26 +54,30 @@ class Observer:
 
     def note(self, message: str) -> None:
         self._ledger.event("note", message)
+        if why := GIVEN_UP.search(message):
+            self._ledger.saw(f"given up: {why[1]}")
 
 
 @dataclass(frozen=True)
 class Saved:
     """A checkpoint of `version`, which holds the groups that `given_up` does not; the next record's number; the answers
-    that were `scored`."""
+    that were `scored`; what the world knows of groups by then."""
 
     version: int
     records: list[Record]
     given_up: set[str]
     next: int
     scored: frozenset[str]
+    tries: Tries
 
 
 class Journal:
     """In memory, as msgpack, like what comes back from a file."""
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, ledger: Ledger) -> None:
         self.first = first
         self.frames: list[bytes] = []
+        self._ledger = ledger
 
     @property
     def next(self) -> int:
@@ -111,6 +86,7 @@ class Journal:
 
     def write(self, record: Record) -> None:
         self.frames.append(frame(record, self.next))
+        self._ledger.wrote(record)
 
     def since(self, number: int) -> Iterator[Record]:
         """The records from `number` on."""
@@ -128,23 +104,26 @@ class Leg:
         self.ledger: Ledger
         self.journal: Journal
         self.source = source = Source(case)
-        past = Past(source)
+        past, tries = Past(source), None
         settings = case.settings()
         if earlier is not None and saved is not None:
             for record in saved.records:
                 past.apply(record)
-            written = earlier.journal.since(saved.next) if case.resume == "journal" else []
-            for record in whole_waves(written, past.running) if settings.reproducible else written:
+            written = list(earlier.journal.since(saved.next)) if case.resume == "journal" else []
+            if settings.reproducible:
+                written = list(whole_waves(written, past.running))
+            for record in written:
                 past.apply(record)
+            tries = saved.tries.next_life(written)
         start = past.version
         scored = saved.scored if saved is not None else frozenset()
         if earlier is not None and case.resume == "journal":
             scored = earlier.ledger.have_scores
-        self.ledger = Ledger(case, past, earlier.ledger if earlier else None, scored)
+        self.ledger = Ledger(case, past, earlier.ledger if earlier else None, scored, tries)
         self.handed_on = sum(answers.tokens for answers in past.answers.values())
         source.world = self
         observer = Observer(self.ledger)
-        self.journal = Journal(earlier.journal.next if earlier else 0)
+        self.journal = Journal(earlier.journal.next if earlier else 0, self.ledger)
         self.checkpoints: list[Saved] = []
         self.workers = FaultyWorkers(case, self.ledger, start)
         self.trainer = FaultyTrainer(case, self.ledger, self._workers_stand, start)
@@ -153,8 +132,11 @@ class Leg:
             case.seed,
             start,
             supervisor=self.workers if case.supervised else None,
-            policy=FleetPolicy(no_worker_timeout=case.no_worker_timeout, one_version=case.interrupt == "finish"),
+            policy=FleetPolicy(
+                no_worker_timeout=case.no_worker_timeout, losses=LOSSES, one_version=case.interrupt == "finish"
+            ),
             observer=observer,
+            vocabulary=VOCABULARY,
         )
         self.controller = Controller(
             settings,
@@ -168,6 +150,9 @@ class Leg:
             journal=self.journal,
             past=past,
         )
+        self.ledger.resumes(self.controller.gate)
+        self._none_since: float | None = None
+        """When the last living worker was given up; None while there is one."""
 
     def sampled(self) -> set[int]:
         """The versions of the workers that the fleet takes answers from. One that is reborn is found out by and by; of
@@ -189,17 +174,18 @@ class Leg:
         others = asyncio.all_tasks()
         run = asyncio.create_task(self.controller.run())
         hand = asyncio.create_task(self._meddle(run))
-        watch = asyncio.create_task(self._watch())
+        watches = [asyncio.create_task(watch) for watch in self._watches()]
         try:
-            await asyncio.wait([run, watch], return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                watch.result()
+            await asyncio.wait([run, *watches], return_when=asyncio.FIRST_COMPLETED)
+            for watch in watches:
+                if watch.done():
+                    watch.result()
             ended = self._how_it_ended(run)
         finally:
-            for task in (run, hand, watch):
+            for task in (run, hand, *watches):
                 task.cancel()
             self.workers.close()
-            await asyncio.wait([hand, watch])
+            await asyncio.wait([hand, *watches])
         await asyncio.sleep(0)
         self._check_quiet(others)
         self.ledger.check_end(self.controller)
@@ -211,7 +197,14 @@ class Leg:
         records = controller.snapshot()
         state = records[0]
         assert isinstance(state, State)
-        return Saved(controller.version, records, self.given_up(), state.next, self.ledger.have_scores)
+        return Saved(
+            controller.version,
+            records,
+            self.given_up(),
+            state.next,
+            self.ledger.have_scores,
+            self.ledger.tries.next_life(),
+        )
 
     def given_up(self) -> set[str]:
         """Prompts that come no more in this leg, and were not trained."""
@@ -234,6 +227,13 @@ class Leg:
             self.ledger.event("cancel")
             run.cancel()
 
+    def _watches(self) -> list[Coroutine[None, None, None]]:
+        """None of which ends, but in an error."""
+        return [self._watch(), self._watch_workers(), self._change_workers(), self._complain()]
+
+    async def _complain(self) -> None:
+        raise ViolationError(await self.workers.complaint)
+
     async def _watch(self) -> None:
         """Invariant 7: something happens within the longest wait, a version is made within `PATIENCE` of them."""
         gate = self.controller.gate
@@ -248,6 +248,43 @@ class Leg:
                 raise ViolationError(f"no step for {PATIENCE * self.case.longest_wait:g} s: {self._waits()}")
             before, version = now, self.controller.version
 
+    async def _watch_workers(self) -> None:
+        """Without any living worker the run waits for so long, and no longer."""
+        fleet, limit = self.fleet, self.case.no_worker_timeout if self.case.supervised else 0.0
+        while True:
+            await fleet.changed.until(lambda: not fleet.lives())
+            self._none_since = asyncio.get_running_loop().time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit + 5.0):
+                    await fleet.changed.until(lambda: bool(fleet.lives()))
+                    self._none_since = None
+            if self._none_since is not None:
+                raise ViolationError(f"there has been no worker for {limit + 5.0:g} s, and the run goes on")
+
+    async def _change_workers(self) -> None:
+        """Workers join and leave, in the first leg."""
+        loop, case = asyncio.get_running_loop(), self.case
+        chance = Chance(case, "changes")
+        for change in case.changes if not self.ledger.start else ():
+            await asyncio.sleep(max(0.0, change.at - loop.time()))
+            staying = [name for name, worker in self.fleet.workers.items() if not worker.leaving]
+            if change.kind == "add" and len(staying) < 4:
+                self.ledger.event("added", self.fleet.add())
+            elif change.kind != "add" and len(staying) > 1:
+                worse = [name for name in staying if self.workers.is_wrong(name)] or staying
+                name = worse[chance.pick(len(worse))]
+                try:
+                    self.fleet.remove(name, at_once=change.kind == "at once")
+                except ValueError:
+                    if {life.name for life in self.fleet.lives()}.intersection(staying) - {name}:
+                        raise ViolationError(f"{name} may not leave, though others are there") from None
+                    continue
+                self.workers.remove(name, change.kind)
+            else:
+                continue
+            self.ledger.saw(change.kind)
+        await asyncio.Event().wait()
+
     def _waits(self) -> str:
         gate = self.controller.gate
         return f"version {self.controller.version}, {gate.free} slots free, {dict(gate.dropped)} dropped"
@@ -261,6 +298,8 @@ class Leg:
             return "cancelled"
         error = run.exception()
         if error is None:
+            if ledger.trainer_lost:
+                raise ViolationError("the trainer was lost, and the run does not say so")
             if self.controller.version == case.steps:
                 if self.sampled() - {case.steps} and case.stop_at is None:
                     raise ViolationError(f"the run ended at version {case.steps}, but {self.sampled()} is served")
@@ -268,7 +307,7 @@ class Leg:
             if case.stop_at is None or ledger.start:
                 raise ViolationError(f"the run ended at version {self.controller.version} of {case.steps}")
             return "stopped"
-        leaves = list(_leaves(error))
+        leaves = sorted(_leaves(error), key=lambda leaf: not isinstance(leaf, ViolationError))
         for leaf in leaves:
             if not isinstance(leaf, (RunError, TrainerError)):
                 raise leaf
@@ -277,15 +316,22 @@ class Leg:
         return "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves)
 
     def _had_to_come(self, error: str) -> bool:
-        """Whether something went wrong of which this is the word."""
-        case = self.case
+        """Whether what went wrong, as the world knows it, is this, and enough of it to end a run."""
+        case, tries = self.case, self.ledger.tries
+        for what in ("no rollout worker is left", "no rollout worker for", "prompts in a row failed", "had no signal"):
+            if what in error:
+                self.ledger.saw(what)
         if error.startswith("trainer: "):
             return self.ledger.trainer_lost
+        if error.startswith("no rollout worker is left"):
+            return not case.supervised and all(engine.wrong for engine in self.workers.engines.values())
         if error.startswith("no rollout worker"):
-            return bool(case.worker_faults or case.failing_update or case.update_seconds or case.interrupt == "finish")
+            since, now = self._none_since, asyncio.get_running_loop().time()
+            return case.supervised and since is not None and now - since > case.no_worker_timeout - 1e-6
         if "prompts in a row failed" in error:
-            return case.rates.groups_fail or case.exclude_truncated or bool(case.worker_faults) or case.tail > 0
-        return "had no signal" in error and case.dynamic_sampling
+            return len(tries.failed) == MAX_FAILURES - 1  # the last is not written down
+        limit = max(BATCHES * case.batch_size, AT_LEAST)
+        return "had no signal" in error and case.dynamic_sampling and tries.without_signal == limit - 1
 
     def _check_quiet(self, others: set[asyncio.Task[object]]) -> None:
         """Nothing goes on after the end."""
