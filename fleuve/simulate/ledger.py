@@ -308,7 +308,9 @@ class Ledger:
             raise ViolationError(
                 f"groups (ready since version) {starved} are not in the step from {version} at η = {self.case.eta}"
             )
-        if self.case.overdue == "drop" and (late := [group for group in self._admitted if self._too_late(group)]):
+        # One of an earlier life may not have been started again by the first step.
+        begun = self._admitted.keys() - self._past.running.keys()
+        if self.case.overdue == "drop" and (late := sorted(group for group in begun if self._too_late(group))):
             raise ViolationError(f"groups {late} run on, too late for the step from {version}")
 
     def _check_group(self, group: Group, version: int) -> None:
