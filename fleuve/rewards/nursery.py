@@ -127,7 +127,7 @@ class Nursery:
         except BaseException:
             ours.close()  # a worker that comes of it all the same reads its end and goes
             raise
-        worker = VerifierProcess(pid, *await asyncio.open_connection(sock=ours), ended)
+        worker = VerifierProcess(pid, *await asyncio.open_connection(sock=ours), ended, self.died.done)
         try:
             await worker.ready(timeout)
         except BaseException:

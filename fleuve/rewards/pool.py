@@ -208,9 +208,11 @@ class RewardPool:
         return None
 
     def _release(self, worker: VerifierProcess) -> None:
-        """It is done with a check; one that has done many, or has grown, makes room for a fresh one."""
+        """It is done with a check; one that has done many, has grown, or came from an earlier nursery makes room for a
+        fresh one."""
         after, limit = self._settings.recycle_after, self._settings.recycle_mb * 2**20
-        if (after and worker.checks >= after) or (limit and worker.memory > limit):
+        earlier = worker.orphaned() and self.nursery_pid is not None
+        if (after and worker.checks >= after) or (limit and worker.memory > limit) or earlier:
             self._replace(worker, "recycled")
         else:
             self._idle.put_nowait(worker)
@@ -280,8 +282,22 @@ class RewardPool:
 
     def _renewed(self, renewal: asyncio.Task[Nursery]) -> None:
         self._renewals.discard(renewal)
-        if not renewal.cancelled() and (error := renewal.exception()) is not None:  # the next start tries again
+        if renewal.cancelled():
+            return
+        if (error := renewal.exception()) is not None:  # the next start tries again
             self._start_failure = str(error) or repr(error)
+        elif not self._closed:
+            self._replace_idle_orphans()
+
+    def _replace_idle_orphans(self) -> None:
+        """A worker that is stopped when this process dies is woken by its nursery's death, to read that it is to end
+        (`launch.child.lifeline`). One that has lost its nursery before would stay for ever."""
+        for _ in range(self._idle.qsize()):
+            worker = self._idle.get_nowait()
+            if worker is not None and worker.orphaned():
+                self._replace(worker, "recycled")
+            else:
+                self._idle.put_nowait(worker)
 
     async def _end_all(self) -> None:
         self._closed = True

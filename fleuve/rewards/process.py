@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,7 +46,8 @@ class DeadlineError(RuntimeError):
 
 class VerifierProcess:
     """A warm worker in its own process group. Runs one check at a time; after `check` has raised, its state is unknown
-    and it can only be killed. `ended` gets its exit status, or None if nobody saw it."""
+    and it can only be killed. `ended` gets its exit status, or None if nobody saw it; `orphaned` tells whether the
+    process that it was forked from is gone."""
 
     def __init__(
         self,
@@ -53,8 +55,10 @@ class VerifierProcess:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         ended: asyncio.Future[int | None],
+        orphaned: Callable[[], bool],
     ) -> None:
         self.pid = pid
+        self.orphaned = orphaned
         self.checks = 0
         self.memory = 0
         self._reader = reader

@@ -141,6 +141,19 @@ async def test_a_nursery_that_died_idle_is_replaced_before_it_is_needed(rewards:
             await asyncio.sleep(0.02)
 
 
+async def test_workers_that_lost_their_nursery_are_replaced_when_they_are_idle(rewards: RewardPool) -> None:
+    running = asyncio.create_task(rewards.score(prompt(), "sleep 2"))
+    await asyncio.sleep(0.1)
+    before = set(rewards.pids)
+    kill_nursery(rewards)
+    async with asyncio.timeout(30.0):
+        while before & set(rewards.pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    assert (await running).score == 1.0
+    assert await ask(rewards, "1") == 1.0
+    assert rewards.metrics()["reward_service/replaced"] == 0
+
+
 @pytest.mark.parametrize("settings", [{"recycle_after": 3}, {"recycle_mb": 1.0}])
 async def test_a_worker_is_recycled_when_it_has_checked_much_or_grown(settings: dict[str, float]) -> None:
     async with RewardPool(RewardSettings(**settings), verifiers=[OBEY]) as rewards:  # type: ignore[arg-type]
