@@ -191,6 +191,9 @@ class _Play:
             self.outcome.errors.append(f"exit code {status}: {self._tail()}")
             if not self._hit:
                 self.outcome.wrong.append(f"ended by itself, exit code {status}: {self._tail()}")
+        for at, process, number in sorted(self._later, key=lambda entry: entry[0]):
+            time.sleep(max(at - time.monotonic(), 0.0))  # whoever was stopped for a while is so no longer than that
+            send(process, number)
         if left := self.census.survivors(GONE):
             self.outcome.wrong.append(f"orphans {GONE:g} s after the end (status {status}): {describe(left)}")
         if status == 0 and (left_over := self._shared_memory()):
@@ -213,8 +216,9 @@ class _Play:
         now = time.monotonic()
         for entry in [entry for entry in self._later if entry[0] <= now]:
             self._later.remove(entry)
-            send(entry[1], entry[2])
-        if self._faults and self._is_due(self._faults[0], now):
+            self._send(entry[1], entry[2])
+        assert self._process is not None
+        if self._process.returncode is None and self._faults and self._is_due(self._faults[0], now):
             if self._strike(self._faults[0], now):
                 self.outcome.done.append(self._faults.pop(0))
                 self._due_since = None
@@ -223,6 +227,13 @@ class _Play:
                 self._due_since = None
             else:
                 self._due_since = self._due_since or now
+
+    def _send(self, target: psutil.Process, number: int) -> bool:
+        """Whether it was still there. A life that is over meets no more misfortunes: nobody would be there to mend."""
+        sent = send(target, number)
+        if sent and number == signal.SIGKILL and self._process is not None and target.pid == self._process.pid:
+            self._process.wait()
+        return sent
 
     def _is_due(self, fault: Fault, now: float) -> bool:
         if fault.step is None:
@@ -240,7 +251,7 @@ class _Play:
         if target is None:
             return False
         stop = fault.action != "kill"
-        if not send(target, signal.SIGSTOP if stop else signal.SIGKILL):
+        if not self._send(target, signal.SIGSTOP if stop else signal.SIGKILL):
             return False
         self._hit = True
         if fault.action == "pause":
