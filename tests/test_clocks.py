@@ -11,6 +11,8 @@ ROOT = Path(fleuve.__file__).parent
 
 SHOWN = {
     "config/light_tokenizer.py": "the date, for chat templates that show it",
+    "doctor/facts.py": "a node's clock, to be compared with others'",
+    "doctor/ray_nodes.py": "the same, on every node",
     "engine/openai.py": "when an answer was made, for the client",
     "engine/service.py": "when a model was opened, for the client",
     "observe/metrics.py": "TensorBoard's axis",

