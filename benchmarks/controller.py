@@ -155,8 +155,9 @@ class Probe:
 
 
 def settings_for(in_flight: int, workers: int, batch_size: int) -> Settings:
-    """As many slots as keep `in_flight` answers running beside the batches that wait, are trained, and are served."""
-    slots = in_flight // GROUP_SIZE + 4 * batch_size
+    """As many slots as keep `in_flight` answers running beside the batches that wait, are trained, and are served, and
+    beside those that have ended and wait for the others of their group (a third more)."""
+    slots = in_flight * 4 // 3 // GROUP_SIZE + 4 * batch_size
     return Settings.model_validate(
         {
             "run_dir": "unused",
