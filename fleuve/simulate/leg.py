@@ -5,6 +5,7 @@ wrong, from the beginning or from what an earlier leg has left behind; and how i
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
 from collections.abc import Coroutine, Iterator
@@ -151,7 +152,8 @@ class Leg:
             past=past,
         )
         self.ledger.resumes(self.controller.gate)
-        self._none_since: float | None = None
+        self._none_since = math.inf
+        self._back_at: float | None = -math.inf  # None while there is no worker
         """When the last living worker was given up; None while there is one."""
 
     def sampled(self) -> set[int]:
@@ -251,14 +253,17 @@ class Leg:
     async def _watch_workers(self) -> None:
         """Without any living worker the run waits for so long, and no longer."""
         fleet, limit = self.fleet, self.case.no_worker_timeout if self.case.supervised else 0.0
+        loop = asyncio.get_running_loop()
         while True:
             await fleet.changed.until(lambda: not fleet.lives())
-            self._none_since = asyncio.get_running_loop().time()
+            if self._back_at != loop.time():  # one that came and went in the same instant was none
+                self._none_since = loop.time()
+            self._back_at = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit + 5.0):
                     await fleet.changed.until(lambda: bool(fleet.lives()))
-                    self._none_since = None
-            if self._none_since is not None:
+                    self._back_at = loop.time()
+            if self._back_at is None:
                 raise ViolationError(f"there has been no worker for {limit + 5.0:g} s, and the run goes on")
 
     async def _change_workers(self) -> None:
@@ -326,8 +331,9 @@ class Leg:
         if error.startswith("no rollout worker is left"):
             return not case.supervised and all(engine.wrong for engine in self.workers.engines.values())
         if error.startswith("no rollout worker"):
-            since, now = self._none_since, asyncio.get_running_loop().time()
-            return case.supervised and since is not None and now - since > case.no_worker_timeout - 1e-6
+            now = asyncio.get_running_loop().time()
+            none = self._back_at in (None, now) and now - self._none_since > case.no_worker_timeout - 1e-6
+            return case.supervised and none
         if "prompts in a row failed" in error:
             return len(tries.failed) == MAX_FAILURES - 1  # the last is not written down
         limit = max(BATCHES * case.batch_size, AT_LEAST)
