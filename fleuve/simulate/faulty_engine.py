@@ -169,6 +169,7 @@ class FaultyEngine:
         kind = KINDS[self._chance.pick(len(KINDS))]
         if request.output_ids and self._chance.pick(2):
             kind = "long"
+        self._ledger.hurts(request.request_id)
         reply = completion.output_ids, completion.logprobs, completion.versions
         ids, logprobs, versions = self.lie(reply, kind, request.sampling.max_new_tokens - len(request.output_ids))
         changed = {"output_ids": ids, "logprobs": logprobs, "versions": versions, "finish_reason": "stop"}
