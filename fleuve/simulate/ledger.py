@@ -15,7 +15,7 @@ from fleuve.control.controller import Controller
 from fleuve.control.gate import Gate, State
 from fleuve.control.journal import Admitted, Dropped, Ready, Record
 from fleuve.control.past import Past
-from fleuve.simulate.faults import Case
+from fleuve.simulate.faults import MAX_FAILURES, Case
 from fleuve.simulate.tries import FAILURES, Tries, ViolationError
 from fleuve.types import Batch, Completion, Group, Prompt
 
@@ -94,6 +94,8 @@ class Ledger:
         self._trained_groups: set[int] = set()
         self._scores: dict[str, float | None] = dict(earlier._scores) if earlier else {}
         self._truncated: dict[str, bool] = dict(earlier._truncated) if earlier else {}
+        self.escaped_at: float | None = None
+        """When a group last came through where one more that failed would have ended the run."""
         self._hurt: set[int] = set()
         self._killed: Counter[int] = Counter()  # group → workers
         self._began = asyncio.get_running_loop().time()
@@ -214,7 +216,10 @@ class Ledger:
 
     def wrote(self, record: Record) -> None:
         """The controller says what became of a group."""
+        nearly = len(self.tries.failed) == MAX_FAILURES - 1
         self.tries.apply(record)
+        if nearly and not self.tries.failed:
+            self.escaped_at = asyncio.get_running_loop().time()
         match record:
             case Admitted(group=group, version=version):
                 self._admitted[group] = asyncio.get_running_loop().time(), version

@@ -335,7 +335,9 @@ class Leg:
             none = self._back_at in (None, now) and now - self._none_since > case.no_worker_timeout - 1e-6
             return case.supervised and none
         if "prompts in a row failed" in error:
-            return len(tries.failed) == MAX_FAILURES - 1  # the last is not written down
+            # The last is not written down, and others may come through while the run ends.
+            now = asyncio.get_running_loop().time()
+            return len(tries.failed) == MAX_FAILURES - 1 or self.ledger.escaped_at == now
         limit = max(BATCHES * case.batch_size, AT_LEAST)
         return "had no signal" in error and case.dynamic_sampling and tries.without_signal == limit - 1
 
