@@ -27,12 +27,15 @@ class Caretaker:
     async def run(self) -> None:
         """Never returns; see `Fleet.tend`."""
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                for worker in list(self._fleet.workers.values()):
-                    self.take_on(worker)
-                self._tasks.create_task(self._watch_over_the_last())
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                try:
+                    for worker in list(self._fleet.workers.values()):
+                        self.take_on(worker)
+                    await self._watch_over_the_last()
+                finally:
+                    self._tasks = None  # at once: a group that is ending takes nobody more in
         finally:
-            self._tasks = None
             await self._fleet.stop_probing()
 
     @property
@@ -41,7 +44,7 @@ class Caretaker:
         return self._supervisor is not None
 
     def take_on(self, worker: Worker) -> None:
-        """Look after `worker` too; before `run`, that happens at its start."""
+        """Look after `worker` too; before `run`, that happens at its start, and once it ends, nobody is."""
         if self._tasks is not None and self._supervisor is not None:
             self._tasks.create_task(self._tend(worker, self._supervisor))
 

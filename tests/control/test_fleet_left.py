@@ -92,3 +92,21 @@ def test_the_probe_of_a_worker_that_has_left_at_once_is_ended_too():
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_virtual(main())
+
+
+def test_who_joins_while_tending_ends_is_not_looked_after_and_harms_nobody():
+    async def main() -> None:
+        hospital = Hospital(1)
+        fleet = fleet_of(hospital, Notes(), FleetPolicy())
+        tending = asyncio.create_task(fleet.tend())
+        await asyncio.sleep(0.5)
+        tending.cancel()
+        joined = 0
+        while not tending.done():  # at every moment of the end
+            await asyncio.sleep(0)
+            fleet.add()
+            joined += 1
+        assert joined > 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_virtual(main())
