@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleuve.contracts import RolloutError, RunError, Supervisor
 from fleuve.control.health import Health
-from fleuve.control.worker import Life, Worker
+from fleuve.control.worker import REMOVED, Life, Worker
 from fleuve.types import WeightFile
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Caretaker:
     async def _part_with(self, worker: Worker, supervisor: Supervisor) -> None:
         fleet = self._fleet
         if worker.life is not None:
-            fleet.lose(worker.life, "it was removed")
+            fleet.lose(worker.life, REMOVED)
         await supervisor.kill(worker.name)
         del fleet.workers[worker.name]
         fleet.note(f"{worker.name} has left")

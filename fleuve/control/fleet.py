@@ -20,7 +20,7 @@ from fleuve.control.health import Health, HealthPolicy
 from fleuve.control.lease import Lease
 from fleuve.control.router import ExpectedLength, Router
 from fleuve.control.signal import Signal
-from fleuve.control.worker import Life, Worker
+from fleuve.control.worker import REMOVED, Life, Worker
 from fleuve.types import Interrupt, WeightFile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}")
@@ -135,11 +135,6 @@ class Fleet:
             self.settle(worker)
             self.probe(worker)
 
-    def left_on_purpose(self, life: Life) -> bool:
-        """Whether the worker was removed, and not lost."""
-        worker = self.workers.get(life.name)
-        return worker is None or worker.leaving
-
     # --- weights ----------------------------------------------------------------------------------------------------
 
     async def update(self, weights: WeightFile, interrupt: Interrupt) -> int:
@@ -227,7 +222,7 @@ class Fleet:
         worker.leaving = True
         self.settle(worker)
         if at_once and worker.life is not None:
-            self.lose(worker.life, "it was removed")
+            self.lose(worker.life, REMOVED)
         self.note(f"{name} leaves")
 
     async def metrics(self) -> dict[str, float]:

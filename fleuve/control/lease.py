@@ -12,7 +12,7 @@ from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.control.begun import Begun
 from fleuve.control.replies import fault_of
 from fleuve.control.router import Seat
-from fleuve.control.worker import Life
+from fleuve.control.worker import REMOVED, Life
 from fleuve.types import Completion, GenerationRequest
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Lease:
         """
         if self._seat is None or self._seat.worker is not life:
             return
-        if not self._fleet.left_on_purpose(life):
+        if life.over != REMOVED:
             self._losses_left -= 1
         if self._losses_left <= 0:
             raise error

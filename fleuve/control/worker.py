@@ -17,6 +17,10 @@ from fleuve.types import Completion, GenerationRequest
 T = TypeVar("T")
 
 
+REMOVED = "it was removed"
+"""Why a life was over that was ended on purpose: nobody's loss."""
+
+
 @dataclass(eq=False)
 class Life:
     """One process that serves as the worker `name`: from when it answers until it is given up.
