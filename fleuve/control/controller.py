@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable
-from itertools import chain
 
 from fleuve.config.settings import Settings
 from fleuve.contracts import (
@@ -100,7 +98,7 @@ class Controller:
         self.gate.resume(past.admitted, past.trained, past.dropped, resumed.live)
         for group in self._ready.values():
             self.gate.finish(group.id, group.oldest_version)
-        self._to_run = deque(i for i in self._prompts if i not in self._ready)
+        self._to_run = dict.fromkeys(i for i in self._prompts if i not in self._ready)
 
     # --- the life of a run ------------------------------------------------------------------------------------------
 
@@ -192,7 +190,8 @@ class Controller:
     def _start_group(self, tasks: asyncio.TaskGroup) -> None:
         """One that an earlier run had admitted, or a new one."""
         if self._to_run:
-            group = self._to_run.popleft()
+            group = next(iter(self._to_run))
+            del self._to_run[group]
         else:
             prompt = self._source.next()
             group = self.gate.admit()
@@ -281,6 +280,7 @@ class Controller:
         self._answers.close(group)
         self._ready.pop(group, None)
         self._running.pop(group, None)
+        self._to_run.pop(group, None)
         self._signal.notify()
 
     # --- train ------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Controller:
         return self.gate.next_batch(self.version, wait=control.overdue == "wait") or []
 
     def _drop_overdue(self) -> None:
-        for group in self.gate.overdue(self.version, chain(self._ready, self._running)):
+        for group in self.gate.overdue(self.version, self._prompts):
             if group in self._running:
                 self._running[group].cancel()
             self._drop(group, "overdue")

@@ -313,9 +313,7 @@ class Ledger:
             raise ViolationError(
                 f"groups (ready since version) {starved} are not in the step from {version} at η = {self.case.eta}"
             )
-        # One of an earlier life may not have been started again by the first step.
-        begun = self._admitted.keys() - self._past.running.keys()
-        if self.case.overdue == "drop" and (late := sorted(group for group in begun if self._too_late(group))):
+        if self.case.overdue == "drop" and (late := sorted(filter(self._too_late, self._admitted))):
             raise ViolationError(f"groups {late} run on, too late for the step from {version}")
 
     def _check_group(self, group: Group, version: int) -> None:

@@ -17,13 +17,13 @@ from world import Notes, World
 
 from fleuve.config.settings import RolloutSettings, Settings
 from fleuve.control.answers import Answers
-from fleuve.control.journal import Answer, Judged, Record, Step
+from fleuve.control.journal import Answer, Dropped, Judged, Record, Step
 from fleuve.control.past import Past
 from fleuve.control.resumption import resumption
 from fleuve.rollout.sampling import answer_seed
 from fleuve.rollout.workflow import SingleTurn
 from fleuve.simulate.clock import run_virtual
-from fleuve.types import Prompt, Verdict, WeightFile
+from fleuve.types import Group, Prompt, Trajectory, Verdict, WeightFile
 
 STEPS, BATCH, GROUP = 6, 2, 3
 SEEDS = st.integers(0, 2**32)
@@ -225,6 +225,38 @@ def test_groups_whose_answers_are_too_old_for_their_deadline_are_sampled_anew():
     assert without.live == {0: 4, 1: 4, 2: 4}
 
 
+def test_under_drop_a_group_that_is_too_late_already_is_dropped_before_the_first_step_and_asked_of_nobody():
+    source, memory, asked = open_source(0), Memory(), set()
+    past = Past(source)
+    past.version, past.admitted = 4, 5
+    prompts = [source.next() for _ in range(5)]
+    for group, version in ((0, 1), (1, 1), (2, 2)):  # to be trained by the steps from 3, 3 and 4
+        past.running[group] = prompts[group]
+        past.answers[group] = Answers()
+        past.answers[group].apply(an_answer(group, version))
+    for group in (3, 4):
+        past.ready[group] = a_ready_group(group, prompts[group], version=4)
+
+    async def main() -> World:
+        world = World(steps=7, batch_size=2, eta=2, overdue="drop", source=source, past=past, journal=memory)
+        world.trainer.version = 4
+        await world.fleet.update(WeightFile(version=4, path="", bytes=0, checksum=""), "recompute")
+        for engine in world.engines:
+            engine.fault = lambda request: asked.add(request.request_id) or ""
+        await world.controller.run()
+        return world
+
+    world = run_virtual(main())
+    happened = [record for record in memory.records if isinstance(record, Dropped | Step)]
+    assert [(type(record), getattr(record, "group", None)) for record in happened[:3]] == [
+        (Dropped, 0), (Dropped, 1), (Step, None)
+    ]  # fmt: skip
+    assert "2/0" in asked
+    assert not asked & {"0/0", "1/0"}
+    assert world.trained() >= Counter(prompt.id for prompt in prompts), "also those that came again"
+    assert world.controller.gate.dropped == {"overdue": 2}
+
+
 def test_answers_by_weights_that_the_run_has_not_come_to_are_not_used():
     past = Past()
     past.version, past.admitted = 4, 1
@@ -234,6 +266,19 @@ def test_answers_by_weights_that_the_run_has_not_come_to_are_not_used():
     made = resumption(past, settings_of(batch_size=1, max_staleness=2), use_answers=True)
     assert not made.answers
     assert made.live == {0: 4}
+
+
+def a_ready_group(group: int, prompt: Prompt, version: int) -> Group:
+    trajectory = Trajectory(
+        prompt_ids=np.zeros(1, np.int32),
+        output_ids=np.zeros(3, np.int32),
+        logprobs=np.zeros(3, np.float32),
+        versions=np.full(3, version, np.int32),
+        loss_mask=np.ones(3, np.bool_),
+        finish_reason="stop",
+        reward=1.0,
+    )
+    return Group(id=group, prompt=prompt, trajectories=[trajectory], admitted_version=version)
 
 
 def an_answer(group: int, version: int) -> Answer:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mortal import Hospital, fleet_of, token
 from world import Notes, World
 
-from fleuve.contracts import RolloutError, RunError
+from fleuve.contracts import RolloutError, RunError, WorkerLostError
 from fleuve.control.fleet import Fleet, FleetPolicy
 from fleuve.control.gate import State
 from fleuve.control.health import Health, HealthPolicy
@@ -487,6 +487,20 @@ def test_a_worker_that_leaves_at_once_hands_its_answers_over_and_no_group_has_lo
         assert set(ward.fleet.states()) == {"worker-0"}
 
     assert tended(course, losses=1).fleet.moved == 2
+
+
+def test_a_worker_that_dies_while_it_may_end_its_answers_counts_as_lost_by_their_group():
+    """It may be what the group kills workers by, as with one that stays."""
+
+    async def course(ward: Ward) -> None:
+        answers = [asyncio.ensure_future(ward.answer(str(i))) for i in range(2)]
+        await asyncio.sleep(0.5)
+        ward.fleet.remove("worker-1")
+        ward.hospital.now["worker-1"].die()
+        ended = await asyncio.gather(*answers, return_exceptions=True)
+        assert [type(answer) for answer in ended if isinstance(answer, Exception)] == [WorkerLostError]
+
+    assert tended(course, losses=1).fleet.moved == 0
 
 
 def test_the_last_worker_cannot_leave():
