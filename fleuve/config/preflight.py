@@ -17,6 +17,7 @@ from fleuve.config.algorithm_checks import algorithm_notes, algorithm_summary, g
 from fleuve.config.data_facts import DataFacts, inspect_data
 from fleuve.config.launching import require_ray
 from fleuve.config.light_tokenizer import LightTokenizer
+from fleuve.config.lora import lora_notes, lora_problems
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.problems import Problems
 from fleuve.config.rank_checks import heads_problem, rank_notes
@@ -57,6 +58,8 @@ def preflight(settings: Settings) -> list[str]:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
     if problem := heads_problem(settings, model.directory if model else None):
+        problems.add(problem)
+    for problem in lora_problems(settings.lora, model):
         problems.add(problem)
     tokenizer: LightTokenizer | None = problems.catch(lambda: _tokenizer(model))
     train: DataFacts | None = problems.catch(lambda: inspect_data(settings.data.train, settings.data, tokenizer))
@@ -190,7 +193,12 @@ def _notes(settings: Settings) -> list[str]:
         f"The behaviour weights make up for some of the difference; prefer {neutral}"
         for key, value, neutral in (("rollout.top_p", rollout.top_p, "1.0"), ("rollout.top_k", rollout.top_k, "0"))
         if value != float(neutral)
-    ] + [*vllm_notes(settings), *algorithm_notes(settings), *rank_notes(settings, len(available_cpus()))]
+    ] + [
+        *vllm_notes(settings),
+        *lora_notes(settings.lora),
+        *algorithm_notes(settings),
+        *rank_notes(settings, len(available_cpus())),
+    ]
 
 
 def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[str]:

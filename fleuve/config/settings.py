@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fleuve.config.launching import LaunchSettings
+from fleuve.config.lora import LoraSettings
 from fleuve.config.presets import PRESETS, Preset
 from fleuve.config.rollout import RolloutSettings
 from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section
@@ -270,6 +271,7 @@ class Settings(Section):
     rollout: RolloutSettings = RolloutSettings()
     control: ControlSettings = ControlSettings()
     trainer: TrainerSettings = TrainerSettings()
+    lora: LoraSettings = LoraSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     critic: CriticSettings = CriticSettings()
     reward: RewardSettings = RewardSettings()
@@ -306,6 +308,16 @@ class Settings(Section):
             raise ValueError(
                 f'{key}: a critic\'s weights are not shared out; with algorithm.baseline = "critic" a trainer has one '
                 "rank and does not offload"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_not_shared_out(self) -> Settings:
+        if self.lora.rank and self.trainer.sharded:
+            key = f"trainer.ranks = {self.trainer.ranks}" if self.trainer.ranks > 1 else "trainer.offload = true"
+            raise ValueError(
+                f"{key}: adapters are not shared out; with lora.rank = {self.lora.rank} a trainer has one rank and "
+                "does not offload"
             )
         return self
 

@@ -74,6 +74,19 @@ def _check_file(path: Path) -> None:
         raise UserError(f"{path}: {kind}: it has {size:,} bytes, its header says {expected:,}; fetch the model anew")
 
 
+def tensor_shapes(directory: Path) -> dict[str, list[int]]:
+    """The shapes of all tensors of a model directory whose files are whole (`check_weights`), by name."""
+    headers = [_header(path) for path in sorted(directory.glob("*.safetensors"))]
+    return {name: tensor["shape"] for header in headers for name, tensor in header.items() if name != "__metadata__"}
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        header: dict[str, Any] = json.loads(file.read(length))
+    return header
+
+
 def _expected_size(path: Path) -> int:
     """The bytes that the file must have by its header; ValueError and the like if that is none."""
     with path.open("rb") as file:

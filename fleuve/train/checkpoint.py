@@ -1,6 +1,7 @@
-"""The trainer's checkpoint: `model/`, a Hugging Face directory that anything opens, and `trainer.safetensors`.
+"""The trainer's checkpoint: `model/`, a Hugging Face directory that anything opens, and `trainer.safetensors`; where
+adapters learn, also `adapter/`, which peft opens.
 
-The second holds tensors and one number, no pickled objects: opening a checkpoint executes nothing. Both are written
+The second holds tensors and one number, no pickled objects: opening a checkpoint executes nothing. All are written
 beside their final names, flushed to the disk, then renamed; whoever adds more to the directory marks the whole as
 committed, last.
 """
@@ -20,11 +21,13 @@ from torch import nn
 from fleuve.errors import UserError
 from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.train.critic import Critic
+from fleuve.train.lora import AdapterOptimizer
 from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.ranks import Ranks
 from fleuve.train.state_files import WHOLE, StateFiles, state_files
 
 MODEL = "model"
+ADAPTER = "adapter"
 STATE = WHOLE
 _CRITIC = "critic/"
 """What the names of a critic's tensors begin with."""
@@ -40,30 +43,40 @@ def save(
     source: str,
     critic: Critic | None = None,
 ) -> None:
-    """Write `path/model` and `path/trainer.safetensors`. `source` is where the model's tokenizer comes from.
+    """Write `path/model` and `path/trainer.safetensors`, and `path/adapter` if adapters learn. `source` is the model
+    that training began with; its tokenizer is the new one's too.
 
     Raises:
         OSError: the disk is full (or whatever the system says), with the path. Nothing half-written remains under a
             final name.
     """
-    part_model, part_state = path / (MODEL + PART), path / (STATE + PART)
+    part_model, part_adapter, part_state = (path / (name + PART) for name in (MODEL, ADAPTER, STATE))
+    directories = [part_model, part_adapter] if isinstance(optimizer, AdapterOptimizer) else [part_model]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part_model, ignore_errors=True)
-        save_model(part_model, model, source)
+        for part in directories:
+            shutil.rmtree(part, ignore_errors=True)
+        if isinstance(optimizer, AdapterOptimizer):
+            save_model(part_model, optimizer, source)
+            optimizer.save_adapter(part_adapter, source)
+        else:
+            save_model(part_model, model, source)
         state = optimizer.state()
         if critic is not None:
             state |= {_CRITIC + name: t for name, t in critic.state().items()}
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
         save_file(tensors, part_state, {"version": str(version)})
-        for file in (*part_model.iterdir(), part_model, part_state):
+        for file in (*(f for d in directories for f in (*d.iterdir(), d)), part_state):
             flush(file)
-        shutil.rmtree(path / MODEL, ignore_errors=True)
-        os.replace(part_model, path / MODEL)
+        for part in directories:
+            final = part.with_suffix("")
+            shutil.rmtree(final, ignore_errors=True)
+            os.replace(part, final)
         os.replace(part_state, path / STATE)
         flush(path)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(part_model, ignore_errors=True)
+        for part in directories:
+            shutil.rmtree(part, ignore_errors=True)
         with contextlib.suppress(OSError):
             part_state.unlink(missing_ok=True)
             path.rmdir()  # unless there is something else in it

@@ -17,7 +17,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 class MasterOptimizer:
-    """Owns the weights of `model` (loaded in fp32), which computes in `dtype` from here on.
+    """Owns the weights of `model` that learn (in fp32 so far), which compute in `dtype` from here on.
 
     Args:
         weight_decay: applies to matrices; norms and biases (one-dimensional) do not decay.
@@ -34,7 +34,7 @@ class MasterOptimizer:
         weight_decay: float,
         in_float32: Collection[str] = (),
     ) -> None:
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.masters: dict[str, Tensor] = dict(self.parameters)
         if dtype != torch.float32:
             for name, parameter in self.parameters.items():

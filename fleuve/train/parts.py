@@ -12,6 +12,7 @@ from fleuve.config.settings import Settings
 from fleuve.modeling.loading import DTYPES, load_model
 from fleuve.train.context import Context
 from fleuve.train.critic import Critic
+from fleuve.train.lora import AdapterOptimizer, add_adapters, without_adapters
 from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.packing import Bins, pack
 from fleuve.train.policy import Policy
@@ -56,6 +57,10 @@ def open_policy(settings: Settings, device: str, ranks: Ranks) -> tuple[Policy, 
     trainer = settings.trainer
     adamw = {"betas": (trainer.beta1, trainer.beta2), "eps": trainer.eps, "weight_decay": trainer.weight_decay}
     dtype, temperature, chunk = DTYPES[trainer.dtype], settings.rollout.temperature, trainer.logprob_chunk
+    if settings.lora.rank:
+        model = load_model(settings.model.path, dtype, device).requires_grad_(False)
+        adapters = AdapterOptimizer(model, dtype, add_adapters(model, settings.lora, settings.seed), **adamw)
+        return Policy(model, temperature, chunk, trainer.activation_checkpointing), adapters, pack
     if not isinstance(ranks, RankGroup):
         model = load_model(settings.model.path, torch.float32, device)
         optimizer = MasterOptimizer(model, dtype, **adamw)  # type: ignore[arg-type]
@@ -85,9 +90,9 @@ def mesh_of(ranks: Ranks, device: str) -> DeviceMesh:
     return init_device_mesh(device, (ranks.count,))
 
 
-def open_reference(settings: Settings, device: str, ranks: Ranks) -> Policy | None:
+def open_reference(settings: Settings, device: str, ranks: Ranks, policy: Policy) -> Policy | None:
     """The frozen policy that KL is measured to: the initial model unless `algorithm.reference` names another. None
-    without KL.
+    without KL. Where adapters learn, the initial model is `policy`'s without them.
 
     Raises:
         UserError: it cannot be opened.
@@ -100,6 +105,8 @@ def open_reference(settings: Settings, device: str, ranks: Ranks) -> Policy | No
         settings.rollout.temperature,
         settings.trainer.logprob_chunk,
     )
+    if settings.lora.rank and path == settings.model.path:
+        return Policy(policy.model, temperature, chunk, around=without_adapters(policy.model))
     if isinstance(ranks, RankGroup):
         offload = settings.trainer.offload and device == "cuda"
         sharded = ShardedModel(path, dtype, ranks, mesh_of(ranks, device), offload=offload, trained=False)

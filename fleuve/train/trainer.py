@@ -54,7 +54,7 @@ class Trainer:
         self.policy, self.optimizer, self.pack = open_policy(settings, self.device, self.ranks)
         self.model = self.policy.model
         self.loss = policy_loss_of(settings)
-        self.reference = open_reference(settings, self.device, self.ranks)
+        self.reference = open_reference(settings, self.device, self.ranks, self.policy)
         self.critic = open_critic(settings, self.policy)
         self._nonfinite_in_a_row = 0
 

@@ -1,8 +1,9 @@
 """A safetensors file, written tensor by tensor as they come: none of them is held once it is on its way.
 
 The format begins with a header that says where everything lies, which is known only at the end; so room is left for it,
-and what it does not need is spaces. Format: https://github.com/huggingface/safetensors (8 bytes of length, little
-endian; JSON; the tensors' bytes one after the other, without gaps).
+and what it does not need is spaces; a short file is copied without them. Format:
+https://github.com/huggingface/safetensors (8 bytes of length, little endian; JSON; the tensors' bytes one after the
+other, without gaps).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from torch import Tensor
 
 ROOM = 1 << 18
 """Bytes for the header: 2,500 tensors. One that is longer has the file copied once."""
+
+SHORT = 1 << 24
+"""Bytes of tensors up to which a file is copied once anyway, so that it is not made longer by spaces."""
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 
@@ -48,7 +52,7 @@ def write_tensors(path: Path, tensors: Iterable[tuple[str, Tensor]], metadata: M
             }
             at += size
         text = json.dumps(header, separators=(",", ":")).encode()
-        if len(text) <= ROOM:
+        if len(text) <= ROOM and at > SHORT:
             _head(file, text, ROOM)
             return
     longer = path.with_name(f"{path.name}.longer")

@@ -28,9 +28,16 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("room", [1 << 18, 64], ids=["enough room", "a header that outgrows its room"])
-def test_the_library_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+@pytest.mark.parametrize(
+    ("room", "short"),
+    [(1 << 18, 0), (64, 0), (1 << 18, 1 << 24)],
+    ids=["enough room", "a header that outgrows its room", "a short file"],
+)
+def test_the_library_reads_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int, short: int
+) -> None:
     monkeypatch.setattr(stream, "ROOM", room)
+    monkeypatch.setattr(stream, "SHORT", short)
     path = tmp_path / "w.safetensors"
     write_tensors(path, KINDS.items(), {"version": "3"})
     read = load_file(path)
@@ -41,6 +48,11 @@ def test_the_library_reads_what_was_written(tmp_path: Path, monkeypatch: pytest.
     with safe_open(path, framework="pt") as opened:
         assert opened.metadata() == {"version": "3"}
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_a_short_file_has_no_room_to_spare(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "w", [("a", torch.ones(10))], {})
+    assert (tmp_path / "w").stat().st_size < 200
 
 
 def test_no_tensor_is_held_once_it_is_written(tmp_path: Path) -> None:

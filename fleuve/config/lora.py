@@ -1,0 +1,78 @@
+"""`[lora]`: adapters that learn in place of the model's own weights, and what can be known of them beforehand."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection
+from typing import Annotated
+
+from pydantic import Field
+
+from fleuve.config.models import ModelFacts
+from fleuve.config.nearest import did_you_mean, nearest
+from fleuve.config.section import NonNegative, Section
+from fleuve.config.weight_files import tensor_shapes
+from fleuve.errors import UserError
+
+
+class LoraSettings(Section):
+    """Each matrix of the linear layers is W0 + (alpha / rank)·B·A, of which only A [rank, in] and B [out, rank] learn.
+    `rank` 0: all weights learn. `modules` are the last parts of the layers' names, such as "q_proj"; none: all linear
+    layers but the output head."""
+
+    rank: NonNegative = 0
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    modules: tuple[str, ...] = ()
+
+
+def require_peft() -> None:
+    """
+    Raises:
+        UserError: peft is not installed here.
+    """
+    found = importlib.util.find_spec("peft")
+    if found is None or found.origin is None:  # a directory that happens to have the name has no origin
+        raise UserError('lora.rank needs peft, which is not installed: pip install "peft>=0.17"')
+
+
+def lora_problems(lora: LoraSettings, model: ModelFacts | None) -> list[str]:
+    """Why adapters cannot be trained here, a line each; `model` is None where there is none to look at."""
+    if not lora.rank:
+        return []
+    problems = []
+    try:
+        require_peft()
+    except UserError as error:
+        problems.append(str(error))
+    if model is not None and model.directory is not None and (layers := _layers(model)):
+        problems += unknown_modules(lora.modules, layers)
+    return problems
+
+
+def lora_notes(lora: LoraSettings) -> list[str]:
+    """What is given without effect."""
+    unused = [] if lora.rank else [name for name in ("alpha", "modules") if name in lora.model_fields_set]
+    return [f"lora.{name} has no effect: lora.rank is 0, so all weights learn" for name in unused]
+
+
+def unknown_modules(modules: Collection[str], layers: Collection[str]) -> list[str]:
+    """A line for each of `modules` that is not among the last parts of the names of linear `layers`."""
+    lines = []
+    for name in modules:
+        if name not in layers:
+            near = nearest(name, layers)
+            hint = did_you_mean(near) if near else f"; it has {', '.join(sorted(layers))}"
+            lines.append(f'lora.modules: the model has no linear layers called "{name}"{hint}')
+    return lines
+
+
+def _layers(model: ModelFacts) -> set[str]:
+    """The last parts of the names of the linear layers in the model's directory: matrices of its numbered layers (so
+    neither the embedding nor the head)."""
+    assert model.directory is not None
+    found = set()
+    for name, shape in tensor_shapes(model.directory).items():
+        *path, last, end = ["", *name.split(".")]
+        if end == "weight" and len(shape) == 2 and any(part.isdecimal() for part in path):
+            found.add(last)
+    return found
