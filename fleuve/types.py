@@ -118,14 +118,28 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     versions: Int32Array
 
 
+class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """To the meeting `number` in the store at `address` (`HOST:PORT`), under the prefix `key`, where weights will be
+    broadcast (`weights.broadcast`). `member` is what the one invited is called there; nobody is waited for longer than
+    `seconds`."""
+
+    address: str
+    key: str
+    number: int
+    member: str
+    seconds: float
+
+
 class UpdateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of an engine's `POST /update_weights`: a `WeightFile`, and what becomes of the answers in flight."""
+    """Body of an engine's `POST /update_weights`: a `WeightFile`, and what becomes of the answers in flight. With an
+    `invitation` (not in the body otherwise) the file's bytes come by broadcast, and `path` is not read."""
 
     version: int
     path: str
     bytes: int
     checksum: str
     interrupt: Interrupt = "recompute"
+    invitation: Invitation | msgspec.UnsetType = msgspec.UNSET
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -202,6 +216,11 @@ class Trajectory(msgspec.Struct, kw_only=True):
     def oldest_version(self) -> int | None:
         """The smallest version among the sampled tokens; None for an answer without any."""
         return int(self.versions.min()) if len(self.versions) else None
+
+    def comparable_reward(self, truncated: Literal["keep", "exclude"]) -> float | None:
+        """The reward, where the answer is compared with the others of its group and trained: None without a verdict,
+        or if it ran into the limit and such answers are left out (`algorithm.truncated`)."""
+        return None if truncated == "exclude" and self.finish_reason == "length" else self.reward
 
 
 class Group(msgspec.Struct, kw_only=True):

@@ -18,13 +18,8 @@ groups, since ten batches of one group each can come so by chance."""
 
 
 def compared(group: Group, truncated: Literal["keep", "exclude"]) -> list[float]:
-    """The raw rewards of the answers that are compared with each other: those with a verdict and, if answers that ran
-    into the limit are excluded from training (`algorithm.truncated`), with an end."""
-    return [
-        t.reward
-        for t in group.trajectories
-        if t.reward is not None and not (truncated == "exclude" and t.finish_reason == "length")
-    ]
+    """The raw rewards of the answers that are compared with each other (`Trajectory.comparable_reward`)."""
+    return [reward for t in group.trajectories if (reward := t.comparable_reward(truncated)) is not None]
 
 
 def has_signal(rewards: Sequence[float]) -> bool:

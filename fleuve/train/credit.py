@@ -50,10 +50,8 @@ PerToken = Callable[[int, int], Tensor]
 def shaped_reward(trajectory: Trajectory, algorithm: AlgorithmSettings, max_new_tokens: int) -> float | None:
     """The reward that is learnt from: scaled, clipped, less the penalty of an answer that is nearly too long. None for
     an answer that is rejected: without a finite reward, or cut off where those are to be left out."""
-    if algorithm.truncated == "exclude" and trajectory.finish_reason == "length":
-        return None
     bound = min(algorithm.reward_clip or LARGEST_REWARD, LARGEST_REWARD)
-    reward = scaled(trajectory.reward, algorithm.reward_scale, -bound, bound)
+    reward = scaled(trajectory.comparable_reward(algorithm.truncated), algorithm.reward_scale, -bound, bound)
     if reward is None or not algorithm.overlong_buffer:
         return reward
     buffer = round(algorithm.overlong_buffer * max_new_tokens)
