@@ -28,7 +28,8 @@ def machine() -> dict[str, Any]:
         lines = info.read_text().splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
         flags: list[str] = next((line.split() for line in lines if line.startswith("flags")), [])
-        cpu += "".join(f" {name}" for name in ("avx512_bf16", "amx_bf16") if name in flags)
+        wide = [name for name in ("avx512_bf16", "amx_bf16") if name in flags]
+        cpu += "".join(f" {name}" for name in wide or [n for n in ("avx512f", "avx2") if n in flags][:1])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cpu": cpu,

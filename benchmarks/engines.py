@@ -1,6 +1,7 @@
 """Useful tokens a second by the number of concurrent requests: the embedded engine, vLLM, transformers' `generate`.
 
-    python benchmarks/engines.py [--quick] [--model PATH] [--engines embedded,vllm,generate] [--rounds N]
+    python benchmarks/engines.py [--quick] [--model PATH] [--dtype bfloat16|float32] [--rounds N]
+                                 [--engines embedded,vllm,vllm-compiled,generate]
 
 The same model, prompts, lengths and dtype; one core for whoever computes, another one for whoever asks, if there are 2.
 The engines are servers, asked over HTTP as in a run: so many requests are kept in flight, a new one sent when one ends.
@@ -8,8 +9,9 @@ The engines are servers, asked over HTTP as in a run: so many requests are kept 
 tokens); what was asked for counts, padding does not. An engine runs alone: vLLM's process takes a whole core even when
 it has nothing to do. Figures are by the clock, so the machine has to be quiet.
 
-Without `--model` it is SmolLM2-135M-Instruct where `fleuve fetch smollm2` has put it, in bf16; with `--quick` the small
-model in fp32. vLLM takes part where `make vllm` has set it up.
+Without `--model` it is SmolLM2-135M-Instruct where `fleuve fetch smollm2` has put it, in bf16 where this CPU multiplies
+that by itself, else in fp32; with `--quick` the small model in fp32. vLLM takes part where `make vllm` has set it up:
+eager, and compiled (`vllm-compiled`; some minutes to start).
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _report import report, spread
+from _report import machine, report, spread
 
 from fleuve.config.models import inspect_model, resolve_model
 from fleuve.config.settings import RolloutSettings
+from fleuve.config.vllm import VllmSettings
 from fleuve.contracts import RolloutEngine
 from fleuve.errors import UserError
 from fleuve.launch.engines import start_engine
@@ -42,6 +45,7 @@ from fleuve.launch.placement import available_cpus
 from fleuve.launch.process import thread_environment
 from fleuve.types import GenerationRequest, SamplingParams
 
+ENGINES = ("embedded", "vllm", "vllm-compiled", "generate")
 CONCURRENT = (1, 8, 32, 64)
 PROMPT_TOKENS = 64
 SHORTEST, MEDIAN, LONGEST, SIGMA = 8, 64, 256, 0.8
@@ -95,10 +99,12 @@ async def ask(engine: RolloutEngine, load: Load, concurrent: int, name: str) -> 
     return time.perf_counter() - began
 
 
-async def served(kind: str, model: str, dtype: str, loads: dict[int, Load], rounds: int) -> dict[int, list[float]]:
-    """Seconds of each load, by concurrency, of a server of that kind."""
+async def served(name: str, model: str, dtype: str, loads: dict[int, Load], rounds: int) -> dict[int, list[float]]:
+    """Seconds of each load, by concurrency, of a server: "embedded", "vllm" or "vllm-compiled"."""
+    kind, _, compiled = name.partition("-")
     rollout = RolloutSettings(
         engine=kind,  # type: ignore[arg-type]
+        vllm=VllmSettings(eager="off" if compiled else "on"),
         dtype=dtype,  # type: ignore[arg-type]
         device="cpu",
         max_running=max(CONCURRENT),
@@ -179,6 +185,11 @@ def rows_of(engine: str, loads: dict[int, Load], seconds: dict[int, list[float]]
     return rows
 
 
+def fitting_dtype() -> str:
+    """bf16 where this CPU has instructions for it: elsewhere it is fp32 and many conversions."""
+    return "bfloat16" if "bf16" in machine()["cpu"] else "float32"
+
+
 def has_vllm() -> bool:
     """Whether `make vllm` has been here."""
     return Path(RolloutSettings(engine="vllm").vllm.python).exists()
@@ -188,7 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the small model, short answers, without vLLM; a minute")
     parser.add_argument("--model", help="a Hugging Face directory")
-    parser.add_argument("--engines", help="comma-separated: embedded, vllm, generate")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"))
+    parser.add_argument("--engines", help=f"comma-separated, of {', '.join(ENGINES)}")
     parser.add_argument("--rounds", type=int, help="default: 3, or 1 with --quick")
     parser.add_argument("--generate", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -200,11 +212,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         facts = inspect_model(model, "--model")
     except UserError as error:
         raise SystemExit(str(error)) from None
-    dtype = "float32" if options.quick else "bfloat16"
-    engines = (options.engines or ("embedded,generate" if options.quick else "embedded,vllm,generate")).split(",")
-    if "vllm" in engines and not has_vllm():
+    dtype = options.dtype or ("float32" if options.quick else fitting_dtype())
+    engines = options.engines.split(",") if options.engines else list(ENGINES)
+    if unknown := set(engines) - set(ENGINES):
+        raise SystemExit(f"--engines {min(unknown)}: no engine here; there are {', '.join(ENGINES)}")
+    if options.quick and not options.engines:
+        engines = ["embedded", "generate"]
+    if not has_vllm() and any(engine.startswith("vllm") for engine in engines):
         print("there is no vLLM here (`make vllm` sets it up): it is left out", file=sys.stderr)
-        engines.remove("vllm")
+        engines = [engine for engine in engines if not engine.startswith("vllm")]
     rounds = options.rounds or (1 if options.quick else 3)
     longest, share = (64, 2) if options.quick else (LONGEST, 1)
     loads = {c: Load.of(max(c, REQUESTS[c] // share), facts.vocabulary or 46, longest) for c in CONCURRENT}
