@@ -32,6 +32,7 @@ _TYPES = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a string",
+    "string_pattern_mismatch": 'an address, such as "http://HOST:PORT"',
     "tuple_type": 'a list, such as ["a", "b"]',
     "dict_type": "a table",
     "model_type": "a table",

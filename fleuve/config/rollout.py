@@ -6,10 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section
+from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section, Url
 from fleuve.config.vllm import VllmSettings
-
-Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]
 
 
 class RolloutSettings(Section):

@@ -10,6 +10,7 @@ Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
+Url = Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]
 Dtype = Literal["float32", "bfloat16"]
 
 

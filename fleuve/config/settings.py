@@ -14,7 +14,7 @@ from fleuve.config.launching import LaunchSettings
 from fleuve.config.lora import LoraSettings
 from fleuve.config.presets import PRESETS, Preset
 from fleuve.config.rollout import RolloutSettings
-from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section
+from fleuve.config.section import Dtype, NonNegative, Positive, Seconds, Section, Url
 from fleuve.config.simulation import SimulateSettings
 
 
@@ -206,7 +206,7 @@ class RewardSettings(Section):
     (0: never). With `url` the pool is another machine's (`fleuve rewards serve`), and `deadline` its own."""
 
     path: str | None = None
-    url: Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")] | None = None
+    url: Url | None = None
     workers: Positive = 1
     deadline: Seconds = 5.0
     queue_timeout: Seconds = 600.0

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from fleuve.config.section import Positive, Seconds, Section
-
-Share = Annotated[float, Field(gt=0, le=1)]
+from fleuve.config.section import Positive, Seconds, Section, Share
 
 
 class VllmSettings(Section):

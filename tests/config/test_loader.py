@@ -140,6 +140,10 @@ def test_each_mistake_in_a_file_gives_its_line(config: Path, text: str, line: st
         (["--observe.trace", "--steps", "3"], "--observe.trace needs a value, as in --observe.trace VALUE"),
         (["steps=3"], "unexpected argument 'steps=3'; settings are given as --section.key value"),
         (["--model", "small"], '--model: model = "small": must be a table'),
+        (
+            ["--reward.url", "localhost:8000"],
+            '--reward.url: reward.url = "localhost:8000": must be an address, such as "http://HOST:PORT"',
+        ),
     ],
 )
 def test_each_mistake_in_a_flag_gives_its_line(config: Path, words: list[str], line: str) -> None:
