@@ -9,12 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from rescored import rescored
 from runs import environment, family, start, survivors, train
-
-from fleuve.modeling.forward import hidden_states, logits
-from fleuve.modeling.loading import load_model
-from fleuve.train.attention import PackedAttention
 
 
 def staleness(run) -> np.ndarray:
@@ -46,24 +42,9 @@ def test_no_group_is_trained_twice(run_with_every_version_kept):
     assert all(ids.count(i) == 4 for i in set(ids))
 
 
-@torch.no_grad()
 def test_recorded_logprobs_are_those_of_the_recorded_versions(run_with_every_version_kept):
     """Every token of every answer, re-scored with the weights of the version it is stamped with, interrupted or not."""
-    run = run_with_every_version_kept
-    models = {0: load_model("builtin:small", torch.float32)}
-    models |= {int(p.name.split("-")[1]): load_model(str(p / "model"), torch.float32) for p in run.checkpoints}
-    mixed, worst = 0, 0.0
-    for _, group, answer in run.answers:
-        prompt, output = group["prompt_ids"], answer["output_ids"]
-        ids = torch.tensor(prompt + output)
-        versions, recorded = np.asarray(answer["versions"]), np.asarray(answer["logprobs"])
-        mixed += len(set(versions)) > 1
-        for version in set(versions.tolist()):
-            model = models[version]
-            hidden = hidden_states(model, ids, torch.arange(len(ids)), PackedAttention([len(ids)]))
-            scores = torch.log_softmax(logits(model, hidden).float(), -1)[len(prompt) - 1 : -1]
-            scored = scores[torch.arange(len(output)), ids[len(prompt) :]].numpy()
-            worst = max(worst, float(np.abs(scored - recorded)[versions == version].max()))
+    worst, mixed = rescored(run_with_every_version_kept)
     assert mixed > 0
     assert worst < 1e-4
 

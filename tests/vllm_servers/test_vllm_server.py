@@ -29,6 +29,7 @@ from fleuve.modeling.loading import load_model
 from fleuve.modeling.tokenizer import load_tokenizer
 from fleuve.rollout.vllm import VllmEngine
 from fleuve.types import Completion, GenerationRequest, SamplingParams, WeightFile
+from fleuve.weights.adapters import Adapter, merged, named
 from fleuve.weights.directory import make_directory
 from fleuve.weights.store import WeightStore
 
@@ -132,6 +133,39 @@ async def test_weights_are_read_from_the_run_s_directory_alone(world: World, tmp
             await engine.update_weights(file, "recompute")
         answer = await engine.generate(ask("a", 5))
         assert world.difference(ask("a", 5), answer) < 1e-3
+
+
+async def test_adapters_change_the_weights_that_it_was_started_with(world: World) -> None:
+    """Whatever it has had since; those that do not fit are refused before anything is touched."""
+
+    def adapters(version: int) -> dict[str, Adapter]:
+        noise = torch.Generator().manual_seed(version)
+        return {
+            name: Adapter(torch.randn(4, t.shape[1], generator=noise), 0.1 * torch.randn(len(t), 4, generator=noise))
+            for name, t in world.tensors(0).items()
+            if name.endswith(("q_proj.weight", "v_proj.weight", "down_proj.weight"))
+        }
+
+    def publish(changes: dict[str, Adapter]) -> WeightFile:
+        world.version += 1
+        whole = dict(world.tensors(0))
+        world.special[world.version] = whole | {n: merged(whole[n], a) for n, a in changes.items() if n in whole}
+        return world.store.publish(world.version, named(changes).items())
+
+    async with world.client() as engine:
+        await engine.update_weights(world.publish(), "recompute")
+        for number in (1, 2):
+            answering = asyncio.create_task(engine.generate(request := ask(f"a{number}", 200)))
+            await until_tokens(engine, request.request_id, 5)
+            await engine.update_weights(publish(adapters(number)), "recompute")
+            answer = await answering
+            assert set(answer.versions) == {world.version - 1, world.version}
+            assert world.difference(request, answer) < 1e-3
+        stray = adapters(3) | {"model.stray.weight": Adapter(torch.ones(2, 3), torch.ones(3, 2))}
+        with pytest.raises(RolloutError, match=r"changes model\.stray\.weight .* which is not there in the model"):
+            await engine.update_weights(publish(stray), "recompute")
+        await engine.update_weights(world.publish(), "recompute")
+        assert world.difference(ask("b", 20), await engine.generate(ask("b", 20))) < 1e-3
 
 
 @pytest.mark.parametrize("versions", ["spans", "pieces"])

@@ -90,6 +90,13 @@ def test_two_servers_train_the_small_model_and_every_token_is_of_its_version(tmp
     assert np.mean(own) < 1e-3
 
 
+def test_adapters_are_merged_and_every_token_is_of_its_version(tmp_path, capsys) -> None:
+    lora = ("--lora.rank", "8", "--trainer.learning_rate", "2e-2")
+    run = train(tmp_path, SMALL, "builtin:small", *lora, timeout=1500)
+    true_to_every_version(run, capsys)
+    assert max(path.stat().st_size for path in run.weights.values()) < 400_000  # of 2.7 MB
+
+
 def test_a_server_that_is_killed_costs_no_answer_and_no_truth(tmp_path, capsys) -> None:
     """The other one goes on with its answers; it is started again beside that."""
 

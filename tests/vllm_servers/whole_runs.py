@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from fleuve.engine.parameters import Parameters
 from fleuve.modeling.loading import load_model
 from fleuve.train.microbatch import make_micro_batches, sample_of
 from fleuve.train.policy import Policy
@@ -80,16 +81,14 @@ class Run:
         """Of every trained token: |recorded log-probability − the trainer's, under the weights of the token's version|,
         `[tokens]`."""
         model, by_version = load_model(self.model, torch.float32), defaultdict(list)
+        parameters = Parameters(model)
         for prompt, answer in self.answers:
             for version in set(answer["versions"]):
                 by_version[version].append((prompt, answer))
         found = []
         for version in sorted(by_version):
             if version:
-                parameters = dict(model.named_parameters())
-                with torch.no_grad():
-                    for name, tensor in load_file(self.weights[version]).items():
-                        parameters[name].copy_(tensor)
+                parameters.load(load_file(self.weights[version]))
             for prompt, answer in by_version[version]:
                 own = np.asarray(answer["versions"]) == version
                 scored = scores(model, prompt, answer["output_ids"])

@@ -5,6 +5,7 @@ Where there are several workers (tensor parallel), each reads the file and takes
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from fleuve.types import WeightFile
+from fleuve.weights.adapters import Adapter, adapters_of, merged
 from fleuve.weights.store import WeightError, read_weights
 from fleuve.wire.confine import confined
 
@@ -68,8 +71,22 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):
         self._prepared = None
         path = file.path if self._directories is None else str(confined(file.path, self._directories))
         tensors = read_weights(msgspec.structs.replace(file, path=path))
+        if adapters := adapters_of(tensors):
+            tensors = self._with_adapters(adapters, file.version)
         self._prepared = file, tensors
         return sum(tensor.nbytes for tensor in tensors.values())
+
+    def _with_adapters(self, adapters: dict[str, Adapter], version: int) -> dict[str, torch.Tensor]:
+        """The weights that the server was started with, from where it got them, with `adapters` merged in."""
+        loader = get_model_loader(dataclasses.replace(self.vllm_config.load_config, use_tqdm_on_load=False))
+        weights = dict(loader.get_all_weights(self.model_config, self.model))
+        for name, adapter in adapters.items():
+            shape = tuple(weights[name].shape) if name in weights else None
+            if shape != adapter.shape:
+                found = f"is {shape}" if shape else "is not there"
+                raise WeightError(f"version {version} changes {name} {adapter.shape}, which {found} in the model")
+            weights[name] = merged(weights[name].to(self.model_config.dtype), adapter)
+        return weights
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         pass
