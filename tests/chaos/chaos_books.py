@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from fleuve.config.loader import load_settings
 from fleuve.control.journal import Admitted, Dropped, Ready, Record, Step
 from fleuve.control.past import Past
 from fleuve.launch.checkpoints import Checkpoint, committed
+from fleuve.launch.local import start_trainer
+from fleuve.launch.placement import Place
+from fleuve.train.client import TrainerClient
 from fleuve.types import Batch
 
 LARGEST_SHARE_EXCLUDED = 0.5
@@ -33,7 +36,7 @@ def violations(plan: Plan, run: Path, records: list[Record]) -> Iterator[str]:
         yield f"the last checkpoint is {found[-1].path.name if found else 'missing'}"
         return
     yield from _checkpoint(found[-1], records)
-    if retrained(run, records) != (found[-1].path / "trainer.safetensors").read_bytes():
+    if asyncio.run(retrained(run, batches(records))) != state_in(found[-1].path):
         yield "the weights are not those that the batches of the journal make"
     yield from _verdicts(plan, run, rollouts)
 
@@ -139,26 +142,27 @@ def batches(records: list[Record]) -> Iterator[Batch]:
             yield batch
 
 
-def retrained(run: Path, records: list[Record]) -> bytes:
-    """The trainer's state after the same steps, made by one that nothing happened to."""
-    import torch
-    from transformers.utils.logging import disable_progress_bar
+def state_in(checkpoint: Path) -> dict[str, bytes]:
+    """The trainer's state: a file, or one for each rank."""
+    return {path.name: path.read_bytes() for path in checkpoint.glob("trainer*.safetensors")}
 
-    from fleuve.train.trainer import Trainer
-    from fleuve.weights.store import WeightStore
 
-    torch.set_num_threads(1)
-    disable_progress_bar()
+async def retrained(run: Path, made: Iterable[Batch]) -> dict[str, bytes]:
+    """The trainer's state after the same steps, made by one of as many ranks that nothing happened to."""
+    settings = load_settings(run / "config.toml")
+    timeout = settings.trainer.step_timeout
     with tempfile.TemporaryDirectory() as scratch:
-        store = WeightStore(Path(scratch) / "weights", 1)
+        there = Path(scratch)
+        settings = settings.model_copy(update={"run_dir": str(there)})
+        trainer = await start_trainer(settings, there, there / "weights", [Place(None, 1)] * settings.trainer.ranks)
         try:
-            trainer = Trainer(load_settings(run / "config.toml"), store)
-            for batch in batches(records):
-                trainer.step(batch)
-            trainer.save(Path(scratch) / "checkpoint")
+            async with TrainerClient(trainer.url, timeout, trainer.token) as client:
+                for batch in made:
+                    await client.step(batch)
+                await client.save(there / "checkpoint")
         finally:
-            store.close()
-        return (Path(scratch) / "checkpoint" / "trainer.safetensors").read_bytes()
+            await trainer.stop(0.0)
+        return state_in(there / "checkpoint")
 
 
 def _verdicts(plan: Plan, run: Path, rollouts: dict[str, list[dict[str, Any]]]) -> Iterator[str]:

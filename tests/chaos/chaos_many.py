@@ -39,10 +39,13 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     for kind in KINDS:
         lines.append(f"{kind:16}  {done[kind, 'kill']:7}  {done[kind, 'stop']:7}  {done[kind, 'pause']:16}")
     wrong = sorted(outcome.plan.seed for outcome in outcomes if outcome.wrong)
+    sharded = [outcome for outcome in outcomes if outcome.plan.ranks > 1]
+    ranks = Counter(rank for outcome in sharded for rank in outcome.ranks)
     ended = Counter(error.split(":")[0] for outcome in outcomes for error in outcome.errors)
     lines += [
         f"{len(outcomes)} runs, {sum(outcome.lives for outcome in outcomes)} lives of controllers, "
         f"{sum(done.values())} faults; seconds a run: {sum(o.seconds for o in outcomes) / max(1, len(outcomes)):.0f}",
+        f"trainers of two ranks: {len(sharded)}; the first rank was hit {ranks[0]} times, the other {ranks[1]} times",
         f"rollout workers given up: {sum(o.workers for o in outcomes)}; trainers started again: "
         f"{sum(o.trainers for o in outcomes)}; answers without a verdict: {sum(o.no_verdict for o in outcomes)}",
         f"ended by themselves, to be started again: {dict(ended) or 'none'}",
@@ -51,7 +54,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _one(plan: Plan, reference: bytes | None, keep: Path | None) -> Outcome:
+def _one(plan: Plan, reference: dict[str, bytes] | None, keep: Path | None) -> Outcome:
     directory = Path(tempfile.mkdtemp(prefix=f"fleuve-chaos-{plan.seed}-"))
     outcome = play(plan, directory, reference)
     if outcome.wrong:
@@ -70,7 +73,7 @@ def _calm(plan: Plan) -> Plan:
     return replace(plan, seed=0, faults=(), checkpoint_every=0)
 
 
-def _reference(calm: Plan) -> bytes:
+def _reference(calm: Plan) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="fleuve-chaos-calm-") as directory:
         outcome = play(calm, Path(directory))
         if outcome.wrong:

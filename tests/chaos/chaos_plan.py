@@ -23,6 +23,9 @@ BATCH = 4
 STEPS = 2 * PROMPTS // BATCH
 """Two passes over the data: every prompt is trained twice."""
 
+SHARDED = 0.15
+"""The share of seeds whose trainer has two ranks."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -52,7 +55,7 @@ class Fault:
 @dataclass(frozen=True)
 class Plan:
     """One run. `exact`: synchronous with a single worker, which nothing happens to: it comes to the same weights as a
-    run that nothing happens to at all, to the last bit."""
+    run that nothing happens to at all, to the last bit. Of several `ranks` of the trainer, a fault hits one."""
 
     seed: int
     verifier: Literal["math", "code"]
@@ -62,6 +65,7 @@ class Plan:
     checkpoint_every: int
     interrupt: Literal["recompute", "keep", "finish"]
     faults: tuple[Fault, ...]
+    ranks: int = 1
 
     def flags(self) -> list[str]:
         """Of the command line, beside the config."""
@@ -71,6 +75,7 @@ class Plan:
             *("--checkpoint.every", str(self.checkpoint_every)),
             *("--rollout.interrupt", self.interrupt),
             *(("--rollout.health_timeout", "60") if self.exact else ()),
+            *(("--trainer.ranks", str(self.ranks)) if self.ranks > 1 else ()),
         ]
 
     @property
@@ -84,7 +89,8 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    """The same plan for the same seed. Each kind is hit first by every sixth seed, and by others besides."""
+    """The same plan for the same seed. Each kind is hit first by every sixth seed, and by others besides; where the
+    trainer has two ranks, one of them is hit for sure."""
     rng = random.Random(seed)
     first = KINDS[seed % len(KINDS)]
     exact = first in ("trainer", "controller", "reward worker") and rng.random() < 0.25
@@ -96,6 +102,10 @@ def draw(seed: int) -> Plan:
         faults.append(fault)
         if fault.kind == "controller" and fault.action != "pause" and rng.random() < 0.4:
             faults.append(_fault(rng, rng.choice(kinds), starting=True))  # while it is on its way back
+    of_ranks = random.Random(f"ranks of {seed}")  # by itself: seeds without several ranks are what they were
+    sharded = of_ranks.random() < SHARDED
+    if sharded:
+        faults = sorted([*faults, _fault(of_ranks, "trainer")], key=_order)
     return Plan(
         seed=seed,
         verifier="code" if code else "math",
@@ -105,6 +115,7 @@ def draw(seed: int) -> Plan:
         checkpoint_every=rng.choice([0, 1, 2, 3]),
         interrupt="recompute" if exact else rng.choice(["recompute", "recompute", "keep", "finish"]),
         faults=tuple(faults),
+        ranks=2 if sharded else 1,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -64,6 +65,13 @@ def send(process: psutil.Process, number: int) -> bool:
     except psutil.Error:
         return False
     return True
+
+
+def rank_of(trainer: psutil.Process) -> int:
+    """Which of the trainer's ranks it is."""
+    with contextlib.suppress(psutil.Error):
+        return int(json.loads(trainer.cmdline()[-1]).get("rank", 0))
+    return 0
 
 
 def clear_away(mark: str) -> None:

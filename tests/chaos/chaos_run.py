@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
-from chaos_books import violations
+from chaos_books import state_in, violations
 from chaos_journal import Keeper
 from chaos_plan import PROMPTS, STEPS, Fault, Kind, Plan
-from chaos_processes import MARK, Census, clear_away, describe, send
+from chaos_processes import MARK, Census, clear_away, describe, rank_of, send
 
 ROOT = Path(__file__).parents[2]
 SHARED_MEMORY = Path("/dev/shm")
@@ -87,6 +87,8 @@ class Outcome:
     kept: int = 0
     no_verdict: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    ranks: list[int] = field(default_factory=list)
+    """Those that were hit, where the trainer has several."""
 
     def line(self) -> str:
         """In short."""
@@ -97,7 +99,7 @@ class Outcome:
         )
 
 
-def play(plan: Plan, directory: Path, reference: bytes | None = None) -> Outcome:
+def play(plan: Plan, directory: Path, reference: dict[str, bytes] | None = None) -> Outcome:
     """Run `plan` in the empty `directory`. `reference`: the trainer's state of a run that nothing happens to."""
     return _Play(plan, directory).play(reference)
 
@@ -120,7 +122,7 @@ class _Play:
         self._hit = False  # in this life
         _write_inputs(plan, directory)
 
-    def play(self, reference: bytes | None) -> Outcome:
+    def play(self, reference: dict[str, bytes] | None) -> Outcome:
         began = time.monotonic()
         keeper = Keeper(self.run / "journal", self.directory / "kept")
         try:
@@ -250,10 +252,13 @@ class _Play:
         target = self._target(fault.kind, fault.pick)
         if target is None:
             return False
+        rank = rank_of(target) if fault.kind == "trainer" else 0
         stop = fault.action != "kill"
         if not self._send(target, signal.SIGSTOP if stop else signal.SIGKILL):
             return False
         self._hit = True
+        if fault.kind == "trainer" and self.plan.ranks > 1:
+            self.outcome.ranks.append(rank)
         if fault.action == "pause":
             self._later.append((now + fault.pause, target, signal.SIGCONT))
         elif fault.action == "stop" and fault.kind == "controller":
@@ -294,9 +299,9 @@ class _Play:
         outcome.no_verdict = sum(answer["reward"] is None for row in rows for answer in row["trajectories"])
 
 
-def final_state(run: Path) -> bytes:
+def final_state(run: Path) -> dict[str, bytes]:
     """Of the trainer, after the last step."""
-    return (run / "checkpoints" / f"step-{STEPS:06d}" / "trainer.safetensors").read_bytes()
+    return state_in(run / "checkpoints" / f"step-{STEPS:06d}")
 
 
 def environment() -> dict[str, str]:

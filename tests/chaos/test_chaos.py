@@ -14,7 +14,7 @@ from fleuve.control.journal import Admitted, Dropped, Ready, Record, Step
 from fleuve.types import Prompt
 
 
-@pytest.mark.parametrize("seed", [45, 203])
+@pytest.mark.parametrize("seed", [45, 203, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_run_whose_processes_are_killed_and_stopped_is_whole_in_the_end(tmp_path: Path, seed: int) -> None:
     plan = draw(seed)
     outcome = play(plan, tmp_path)
@@ -29,6 +29,8 @@ def test_a_seed_is_a_plan_and_a_hundred_hit_every_kind_in_every_way() -> None:
     assert set(hits) == {(kind, action) for kind in KINDS for action in ("kill", "stop", "pause")}
     assert sum(plan.exact for plan in plans) >= 5
     assert sum(plan.verifier == "code" for plan in plans) >= 10
+    assert sum(plan.ranks > 1 for plan in plans) >= 10
+    assert all(any(fault.kind == "trainer" for fault in plan.faults) for plan in plans if plan.ranks > 1)
 
 
 def journal() -> list[Record]:
