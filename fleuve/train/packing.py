@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Bins = list[list[int]]
+
+Cost = Callable[[int], float]
+"""What a sequence of so many tokens costs: more than a shorter one, and nothing if it has none."""
 
 
 def pack(lengths: Sequence[int], budget: int) -> Bins:
@@ -40,12 +43,12 @@ def pack(lengths: Sequence[int], budget: int) -> Bins:
     if not lengths:
         return []
     bins = first_fit_decreasing(lengths, budget)
-    _even_out(bins, lengths)
+    even_out(bins, lengths, budget, _tokens)
     fewest = max(1, -(-sum(lengths) // budget))
     for count in range(fewest, len(bins) + 1):
         level = spread(lengths, count)
-        if max(_load(b, lengths) for b in level) <= budget:
-            _even_out(level, lengths)
+        if max(total(b, lengths, _tokens) for b in level) <= budget:
+            even_out(level, lengths, budget, _tokens)
             if len(level) < len(bins) or _more_even(level, bins, lengths):
                 bins = level
             break
@@ -79,44 +82,50 @@ def spread(lengths: Sequence[int], count: int) -> Bins:
     return [b for b in bins if b]
 
 
-def _even_out(bins: Bins, lengths: Sequence[int]) -> None:
-    """Move or swap sequences out of the fullest bin, in place, while that narrows the gap to another bin.
+def even_out(bins: Bins, lengths: Sequence[int], budget: int, cost: Cost) -> None:
+    """Move or swap sequences out of the dearest bin, in place, while that narrows the gap to another one that has room.
 
-    Each change lowers the sum of squared loads and raises no load above the fullest's, so the search ends, and the
-    budget holds.
+    Each change lowers the sum of squared costs, so the search ends; it is cut off where it could take long.
     """
-    loads = [_load(b, lengths) for b in bins]
+    costs = [total(b, lengths, cost) for b in bins]
+    loads = [sum(lengths[i] for i in b) for b in bins]
     for _ in range(4 * len(lengths)):
-        fullest = max(range(len(bins)), key=loads.__getitem__)
-        for other in sorted(range(len(bins)), key=loads.__getitem__):
-            exchange = _best_exchange(bins[fullest], bins[other], lengths, loads[fullest] - loads[other])
+        dearest = max(range(len(bins)), key=costs.__getitem__)
+        for other in sorted(range(len(bins)), key=costs.__getitem__):
+            gap, room = costs[dearest] - costs[other], budget - loads[other]
+            exchange = _best_exchange(bins[dearest], bins[other], lengths, gap, room, cost)
             if exchange is not None:
                 break
         else:
             return
         out, back = exchange
-        bins[fullest].remove(out)
+        bins[dearest].remove(out)
         bins[other].append(out)
         if back is not None:
             bins[other].remove(back)
-            bins[fullest].append(back)
-        loads[fullest], loads[other] = _load(bins[fullest], lengths), _load(bins[other], lengths)
+            bins[dearest].append(back)
+        for b in (dearest, other):
+            costs[b] = total(bins[b], lengths, cost)
+            loads[b] = sum(lengths[i] for i in bins[b])
 
 
 def _best_exchange(
-    full: list[int], other: list[int], lengths: Sequence[int], gap: int
+    dear: list[int], other: list[int], lengths: Sequence[int], gap: float, room: int, cost: Cost
 ) -> tuple[int, int | None] | None:
-    """The sequence to move (and the one to take back, if any) that brings two bins `gap` apart closest together."""
-    if gap < 2:
-        return None
+    """The sequence to move (and the one to take back, if any) that brings two bins `gap` apart closest together, where
+    `other` has `room` for so many more tokens."""
     partners: list[int | None] = [None, *sorted(other, key=lambda i: (lengths[i], i))]
     sizes = [0 if p is None else lengths[p] for p in partners]
-    best, exchange = gap, None
-    for out in full:
-        # The best shift is gap / 2; the nearest partners are beside lengths[out] − gap / 2.
-        place = bisect_left(sizes, lengths[out] - gap / 2)
+    prices = [cost(n) for n in sizes]
+    best, exchange = gap * (1 - 1e-9), None  # a gain that is more than rounding
+    for out in dear:
+        price = cost(lengths[out])
+        # The best shift is gap / 2; the nearest partners are beside price − gap / 2, if there is room.
+        place = max(bisect_left(prices, price - gap / 2), bisect_left(sizes, lengths[out] - room))
         for p in (place - 1, place):
-            if 0 <= p < len(partners) and (left := abs(gap - 2 * (lengths[out] - sizes[p]))) < best:
+            if not 0 <= p < len(partners) or lengths[out] - sizes[p] > room:
+                continue
+            if price > prices[p] and (left := abs(gap - 2 * (price - prices[p]))) < best:
                 best, exchange = left, (out, partners[p])
     return exchange
 
@@ -127,9 +136,14 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 
 def _more_even(bins: Bins, others: Bins, lengths: Sequence[int]) -> bool:
     """Of two with the same number of bins: no fuller at the most, and of less variance."""
-    ours, theirs = ([_load(b, lengths) for b in x] for x in (bins, others))
+    ours, theirs = ([total(b, lengths, _tokens) for b in x] for x in (bins, others))
     return max(ours) <= max(theirs) and sum(x * x for x in ours) < sum(x * x for x in theirs)
 
 
-def _load(indices: Sequence[int], lengths: Sequence[int]) -> int:
-    return sum(lengths[i] for i in indices)
+def total(indices: Sequence[int], lengths: Sequence[int], cost: Cost) -> float:
+    """What sequences cost together."""
+    return sum(cost(lengths[i]) for i in indices)
+
+
+def _tokens(length: int) -> int:
+    return length

@@ -8,11 +8,10 @@ cost, not by tokens. The token budget is about memory, and stays hard.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleuve.train.packing import Bins, pack
+from fleuve.train.packing import Bins, even_out, pack, total
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ def share_out(lengths: Sequence[int], ranks: int, budget: int, cost: SequenceCos
     level = _spread(lengths, rounds * ranks, budget, cost)
     if level is None:
         level = [list(b) for b in bins] + [[] for _ in range(rounds * ranks - len(bins))]
-    _even_out(level, lengths, budget, cost)
-    order = sorted(range(len(level)), key=lambda b: (-_total(level[b], lengths, cost), level[b]))
+    even_out(level, lengths, budget, cost)
+    order = sorted(range(len(level)), key=lambda b: (-total(level[b], lengths, cost), level[b]))
     shares: list[Bins] = [[] for _ in range(ranks)]
     for place, b in enumerate(order):
         # Whoever got the dearest of one round gets the cheapest of the next.
@@ -74,7 +73,7 @@ def share_out(lengths: Sequence[int], ranks: int, budget: int, cost: SequenceCos
 
 def round_costs(shares: Sequence[Bins], lengths: Sequence[int], cost: SequenceCost) -> list[float]:
     """What each round of micro-batches takes, which is what its dearest takes."""
-    return [max(_total(b, lengths, cost) for b in together) for together in zip(*shares, strict=True)]
+    return [max(total(b, lengths, cost) for b in together) for together in zip(*shares, strict=True)]
 
 
 def _spread(lengths: Sequence[int], count: int, budget: int, cost: SequenceCost) -> Bins | None:
@@ -94,54 +93,3 @@ def _spread(lengths: Sequence[int], count: int, budget: int, cost: SequenceCost)
         for entry in (*full, (total + cost(lengths[index]), b)):
             heapq.heappush(heap, entry)
     return bins
-
-
-def _even_out(bins: Bins, lengths: Sequence[int], budget: int, cost: SequenceCost) -> None:
-    """Move or swap sequences out of the dearest bin, in place, while that narrows the gap to another one.
-
-    Each change lowers the sum of squared costs, so the search ends; it is cut off where it could take long.
-    """
-    costs = [_total(b, lengths, cost) for b in bins]
-    loads = [sum(lengths[i] for i in b) for b in bins]
-    for _ in range(len(lengths)):
-        dearest = max(range(len(bins)), key=costs.__getitem__)
-        for other in sorted(range(len(bins)), key=costs.__getitem__):
-            gap, room = costs[dearest] - costs[other], budget - loads[other]
-            exchange = _best_exchange(bins[dearest], bins[other], lengths, gap, room, cost)
-            if exchange is not None:
-                break
-        else:
-            return
-        out, back = exchange
-        bins[dearest].remove(out)
-        bins[other].append(out)
-        if back is not None:
-            bins[other].remove(back)
-            bins[dearest].append(back)
-        for b in (dearest, other):
-            costs[b] = _total(bins[b], lengths, cost)
-            loads[b] = sum(lengths[i] for i in bins[b])
-
-
-def _best_exchange(
-    dear: list[int], other: list[int], lengths: Sequence[int], gap: float, room: int, cost: SequenceCost
-) -> tuple[int, int | None] | None:
-    """The sequence to move (and the one to take back, if any) that brings two bins `gap` apart closest together, where
-    `other` has `room` for so many more tokens."""
-    partners: list[int | None] = [None, *sorted(other, key=lambda i: (lengths[i], i))]
-    sizes = [0 if p is None else lengths[p] for p in partners]
-    prices = [cost(n) for n in sizes]
-    best, exchange = gap * (1 - 1e-9), None  # a gain that is more than rounding
-    for out in dear:
-        price = cost(lengths[out])
-        place = max(bisect_left(prices, price - gap / 2), bisect_left(sizes, lengths[out] - room))
-        for p in (place - 1, place):
-            if not 0 <= p < len(partners) or lengths[out] - sizes[p] > room:
-                continue
-            if price > prices[p] and (left := abs(gap - 2 * (price - prices[p]))) < best:
-                best, exchange = left, (out, partners[p])
-    return exchange
-
-
-def _total(indices: Sequence[int], lengths: Sequence[int], cost: SequenceCost) -> float:
-    return sum(cost(lengths[i]) for i in indices)
