@@ -109,13 +109,19 @@ def trainer_memory(settings: Settings, hardware: Hardware, shape: ModelShape, la
 
 
 def state_bytes(settings: Settings, shape: ModelShape) -> float:
-    """Of weights, gradients and optimiser, over all devices: the policy's, a critic's, a frozen reference's."""
+    """Of weights, gradients and optimiser, over all devices: the policy's, a critic's, a frozen reference's. Where
+    adapters learn (as many as there can be are counted), the policy's own weights are there once, and are the
+    reference's too."""
     trainer, algorithm = settings.trainer, settings.algorithm
     weights = BYTES[trainer.dtype] if trainer.dtype != "float32" else 0  # in fp32 the masters are the weights
     learning = MASTER_BYTES + weights
-    models = 2 if algorithm.baseline == "critic" and settings.critic.backbone == "own" else 1
+    critics = 1 if algorithm.baseline == "critic" and settings.critic.backbone == "own" else 0
     frozen = BYTES[trainer.dtype] if algorithm.kl_coefficient > 0 else 0
-    return float(shape.parameters * (models * learning + frozen))
+    if settings.lora.rank:
+        adapters = shape.adapter_parameters(settings.lora.rank) * learning
+        base = BYTES[trainer.dtype] + (frozen if algorithm.reference is not None else 0)
+        return float(adapters + shape.parameters * (base + critics * learning))
+    return float(shape.parameters * ((1 + critics) * learning + frozen))
 
 
 def activation_bytes(settings: Settings, shape: ModelShape) -> float:

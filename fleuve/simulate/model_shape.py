@@ -43,6 +43,11 @@ class ModelShape:
         embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
         return self.layers * self.layer_parameters + self.hidden + embeddings
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Those of adapters of this rank beside all matrices of the layers: of each, rank times rows and columns."""
+        edges = 7 * self.hidden + 2 * (self.heads + self.kv_heads) * self.head_dim + 3 * self.intermediate
+        return self.layers * rank * edges
+
     @property
     def active_parameters(self) -> int:
         """Those that every token is multiplied with: all but the input embedding, of which it takes one row."""

@@ -32,6 +32,17 @@ def test_a_critic_of_its_own_doubles_that_and_a_frozen_reference_adds_its_weight
     assert state_bytes(cluster(algorithm={"kl_coefficient": 0.01}), shape) == 20 * SEVEN
 
 
+def test_where_adapters_learn_the_model_is_there_once_and_is_the_reference() -> None:
+    """Qwen2.5-7B's LoRA of rank 8, as peft counts it: 20,185,088 parameters."""
+    shape = load_model_shape("qwen-7b")
+    assert shape.adapter_parameters(8) == 20_185_088
+    kl = {"kl_coefficient": 0.01}
+    for algorithm in ({}, kl):
+        assert state_bytes(cluster(lora={"rank": 8}, algorithm=algorithm), shape) == 2 * SEVEN + 18 * 20_185_088
+    other = cluster(lora={"rank": 8}, algorithm=kl | {"reference": "other"})
+    assert state_bytes(other, shape) == 4 * SEVEN + 18 * 20_185_088
+
+
 def test_the_state_is_sharded_over_all_training_devices() -> None:
     assert memory(cluster()).state == 18 * SEVEN / 8
     assert memory(cluster(simulate={"trainer_parallel": 4})).state == 18 * SEVEN / 8
