@@ -50,6 +50,7 @@ WHERE = (
     "threads",
     "ranks",
     "context_parallel",
+    "tensor_parallel",
     "device",
     "offload",
     "activation_checkpointing",

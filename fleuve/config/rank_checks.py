@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import gcd
 from pathlib import Path
 
 from fleuve.config.accelerator import no_gpu
@@ -10,19 +11,29 @@ from fleuve.config.settings import Settings
 
 
 def heads_problem(settings: Settings, model: Path | None) -> str | None:
-    """Why the ranks of a context cannot share the attention of the model in directory `model`, in one line."""
-    count = settings.trainer.context_parallel
-    if model is None or count == 1:
+    """Why the ranks that compute micro-batches together cannot share the attention of the model in directory `model`,
+    in one line."""
+    context, tensor = settings.trainer.context_parallel, settings.trainer.tensor_parallel
+    if model is None or context == tensor == 1:
         return None
     try:
-        heads = int(json.loads((model / "config.json").read_text())["num_attention_heads"])
-    except (OSError, ValueError, KeyError, TypeError):
+        config = json.loads((model / "config.json").read_text())
+        heads = int(config["num_attention_heads"])
+        pairs = int(config.get("num_key_value_heads") or heads)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # other checks tell what is wrong with it
-    if heads % count == 0:
+    divisor = gcd(heads, pairs)
+    if divisor % tensor:
+        return (
+            f"trainer.tensor_parallel = {tensor}: the model has {heads} attention heads and {pairs} key-value heads, "
+            f"which that does not divide; give it a divisor of {divisor}"
+        )
+    if heads % (context * tensor) == 0:
         return None
     return (
-        f"trainer.context_parallel = {count}: the model has {heads} attention heads, which that does not divide; "
-        f"give it a divisor of {heads}"
+        f"trainer.context_parallel = {context}: the model has {heads // tensor} attention heads"
+        f"{'' if tensor == 1 else ' for each part of trainer.tensor_parallel'}, which that does not divide; "
+        f"give it a divisor of {heads // tensor}"
     )
 
 
@@ -38,8 +49,8 @@ def rank_notes(settings: Settings, cores: int) -> list[str]:
     if trainer.offload and (trainer.device == "cpu" or no_gpu("")):
         notes.append("trainer.offload has no part: without a GPU everything is in host memory anyway; leave it out")
     groups = settings.control.batch_size // trainer.minibatches
-    if trainer.ranks > 1 and groups * settings.rollout.group_size < trainer.ranks:
-        answers = groups * settings.rollout.group_size
+    answers = groups * settings.rollout.group_size
+    if trainer.ranks > 1 and answers < trainer.ranks // (trainer.context_parallel * trainer.tensor_parallel):
         notes.append(
             f"trainer.ranks = {trainer.ranks}: a minibatch has {answers} answers (control.batch_size / "
             "trainer.minibatches × rollout.group_size), so some ranks have nothing to compute; take fewer"

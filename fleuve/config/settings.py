@@ -54,6 +54,7 @@ class TrainerSettings(Section):
 
     ranks: Positive = 1
     context_parallel: Positive = 1
+    tensor_parallel: Positive = 1
     threads: NonNegative = 0
     minibatches: Positive = 2
     token_budget: Positive = 8192
@@ -76,7 +77,12 @@ class TrainerSettings(Section):
     start_timeout: Seconds = 180.0
 
     @model_validator(mode="after")
-    def _contexts_are_whole(self) -> TrainerSettings:
+    def _groups_are_whole(self) -> TrainerSettings:
+        if self.tensor_parallel > 1 and self.ranks % (self.context_parallel * self.tensor_parallel):
+            raise ValueError(
+                f"trainer.ranks = {self.ranks} is not divisible by trainer.context_parallel × trainer.tensor_parallel "
+                f"= {self.context_parallel} × {self.tensor_parallel}, the ranks that compute each micro-batch together"
+            )
         if self.ranks % self.context_parallel:
             raise ValueError(
                 f"trainer.ranks = {self.ranks} is not divisible by trainer.context_parallel = {self.context_parallel}, "

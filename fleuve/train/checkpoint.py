@@ -85,7 +85,7 @@ def save(
 
 def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None, ranks: Ranks | None = None) -> int:
     """Restore weights and optimiser state from `path`, and the critic's if there is one; returns the policy version.
-    Each of several `ranks` takes its own rows.
+    Each of several `ranks` takes its own part.
 
     A critic in the checkpoint that this run has no use for is left there: the policy is whole without it. A run with a
     critic does not start from a checkpoint without: one that knows nothing would undo what the policy has learnt.
@@ -96,7 +96,7 @@ def load(path: Path, optimizer: MasterOptimizer, critic: Critic | None = None, r
     ranks = ranks or Ranks()
     file = state_files(path)[0]
     try:
-        with StateFiles(path, ranks.rank, ranks.count) as files:
+        with StateFiles(path, optimizer.layout, ranks.rank) as files:
             version, tensors = files.version, dict(files)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{file} is broken or cut off: {' '.join(str(error).split())}") from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ from torch.nn.functional import pad
 from fleuve.errors import UserError
 from fleuve.modeling.forward import hidden_states, logits
 from fleuve.train.attention import PackedAttention
-from fleuve.train.logprobs import token_logprobs
+from fleuve.train.logprobs import TokenLogprobs
 from fleuve.train.microbatch import MicroBatch
+from fleuve.train.rows import whole_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,13 @@ class Context:
             )
 
     def logprobs(
-        self, model: torch.nn.Module, m: MicroBatch, temperature: float, chunk: int, entropy: bool
+        self,
+        model: torch.nn.Module,
+        m: MicroBatch,
+        temperature: float,
+        chunk: int,
+        entropy: bool,
+        token_logprobs: TokenLogprobs,
     ) -> tuple[Tensor, Tensor | None]:
         """`[targets]` each: log-probabilities and, if asked for, entropies; of all targets, those whose rows are this
         rank's with gradient. By all ranks of the context together, each with the same `m`."""
@@ -66,18 +72,8 @@ class Context:
         hidden = hidden.index_select(0, m.rows[own] - first)
         head = partial(logits, model)
         logprobs, entropies = token_logprobs(head, hidden, m.targets[own], temperature, chunk, entropy)
-        return self._whole(logprobs, ends), None if entropies is None else self._whole(entropies, ends)
-
-    def _whole(self, own: Tensor, ends: list[int]) -> Tensor:
-        """`[targets]` out of each rank's; this rank's keep their gradient."""
-        sizes = [end - begin for begin, end in pairwise(ends)]
-        padded = own.new_zeros(max(sizes))
-        padded[: len(own)] = own.detach()
-        gathered = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(gathered, padded, group=self.group)
-        parts = [g[:n] for g, n in zip(gathered, sizes, strict=True)]
-        parts[self.rank] = own
-        return torch.cat(parts)
+        whole = partial(whole_of, ends=ends, rank=self.rank, group=self.group)
+        return whole(logprobs), None if entropies is None else whole(entropies)
 
 
 class ContextAttention:

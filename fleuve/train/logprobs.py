@@ -16,6 +16,9 @@ from torch import Tensor
 Head = Callable[[Tensor], Tensor]
 """Hidden states `[tokens, hidden]` to logits `[tokens, vocabulary]`."""
 
+TokenLogprobs = Callable[[Head, Tensor, Tensor, float, int, bool], tuple[Tensor, Tensor | None]]
+"""`token_logprobs`, or the same by several ranks together."""
+
 
 def token_logprobs(
     head: Head, hidden: Tensor, targets: Tensor, temperature: float, chunk: int, entropy: bool = False
@@ -23,7 +26,7 @@ def token_logprobs(
     """log softmax(head(hidden) / temperature) at `targets`, in fp32 or better, with gradient.
 
     The gradient reaches `hidden` through autograd; parameters inside `head` get theirs added to `.grad` during the
-    backward pass, chunk by chunk.
+    backward pass, chunk by chunk: where that is to be more precise than they are, see `torch.Tensor.grad_dtype`.
 
     Args:
         head: the output layer.
@@ -77,7 +80,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if logprob_grad is None:
             logprob_grad = torch.zeros_like(normalisers)
         hidden_grad = torch.empty_like(hidden)
-        for start in range(0, len(targets), ctx.chunk):
+        for start in range(0, max(len(targets), 1), ctx.chunk):  # of no tokens too, `head` has a gradient
             part = slice(start, start + ctx.chunk)
             grad = logprob_grad[part, None]
             h = hidden[part].detach().requires_grad_()

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from fleuve.train.layout import Layout
+
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -23,6 +25,9 @@ class MasterOptimizer:
         weight_decay: applies to matrices; norms and biases (one-dimensional) do not decay.
         in_float32: names of parameters that compute in fp32 whatever `dtype` is.
     """
+
+    layout = Layout()
+    """Which parts of the weights it owns, of all of which ranks hold some."""
 
     def __init__(
         self,

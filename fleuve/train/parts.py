@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fleuve.algorithms.losses import PolicyLoss
 from fleuve.config.settings import Settings
@@ -18,7 +17,7 @@ from fleuve.train.packing import Bins, pack
 from fleuve.train.policy import Policy
 from fleuve.train.ranks import RankGroup, Ranks
 from fleuve.train.sharded_optimizer import ShardedOptimizer
-from fleuve.train.sharding import ShardedModel, width_and_size
+from fleuve.train.sharding import ShardedModel
 from fleuve.train.sharing import SequenceCost, share_out
 
 Pack = Callable[[Sequence[int], int], Bins]
@@ -66,10 +65,18 @@ def open_policy(settings: Settings, device: str, ranks: Ranks) -> tuple[Policy, 
         optimizer = MasterOptimizer(model, dtype, **adamw)  # type: ignore[arg-type]
         return Policy(model, temperature, chunk, trainer.activation_checkpointing), optimizer, pack
     offload = trainer.offload and device == "cuda"
-    sharded = ShardedModel(settings.model.path, dtype, ranks, mesh_of(ranks, device), offload=offload)
+    sharded = ShardedModel(settings.model.path, dtype, ranks, device, offload=offload)
     context = _context(ranks, sharded.model)
-    policy = Policy(sharded.model, temperature, chunk, trainer.activation_checkpointing, sharded, context)
-    cost = SequenceCost.of(*width_and_size(sharded.model))
+    policy = Policy(
+        sharded.model,
+        temperature,
+        chunk,
+        trainer.activation_checkpointing,
+        sharded,
+        context,
+        sharded.token_logprobs,
+    )
+    cost = SequenceCost.of(*sharded.width_and_size)
 
     def own_share(lengths: Sequence[int], budget: int) -> Bins:
         return share_out(lengths, ranks.seats, budget, cost)[ranks.seat]
@@ -80,14 +87,9 @@ def open_policy(settings: Settings, device: str, ranks: Ranks) -> tuple[Policy, 
 def _context(ranks: RankGroup, model: torch.nn.Module) -> Context | None:
     if ranks.neighbours is None:
         return None
-    context = Context(ranks.neighbours, ranks.rank % ranks.context, ranks.context)
+    context = Context(ranks.neighbours, ranks.rank // ranks.tensor % ranks.context, ranks.context)
     context.check(model)
     return context
-
-
-def mesh_of(ranks: Ranks, device: str) -> DeviceMesh:
-    """All ranks in one row, on devices of their own."""
-    return init_device_mesh(device, (ranks.count,))
 
 
 def open_reference(settings: Settings, device: str, ranks: Ranks, policy: Policy) -> Policy | None:
@@ -109,8 +111,9 @@ def open_reference(settings: Settings, device: str, ranks: Ranks, policy: Policy
         return Policy(policy.model, temperature, chunk, around=without_adapters(policy.model))
     if isinstance(ranks, RankGroup):
         offload = settings.trainer.offload and device == "cuda"
-        sharded = ShardedModel(path, dtype, ranks, mesh_of(ranks, device), offload=offload, trained=False)
-        return Policy(sharded.model, temperature, chunk, around=sharded, context=_context(ranks, sharded.model))
+        sharded = ShardedModel(path, dtype, ranks, device, offload=offload, trained=False)
+        context = _context(ranks, sharded.model)
+        return Policy(sharded.model, temperature, chunk, False, sharded, context, sharded.token_logprobs)
     return Policy(load_model(path, dtype, device).requires_grad_(False), temperature, chunk)
 
 

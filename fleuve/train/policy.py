@@ -12,7 +12,7 @@ from torch import Tensor
 from fleuve.modeling.forward import hidden_states, logits
 from fleuve.train.attention import PackedAttention
 from fleuve.train.context import Context
-from fleuve.train.logprobs import token_logprobs
+from fleuve.train.logprobs import TokenLogprobs, token_logprobs
 from fleuve.train.microbatch import MicroBatch
 
 
@@ -35,6 +35,7 @@ class Policy:
         activation_checkpointing: keep only each layer's input, and compute the layer again in the backward pass.
         around: where what is computed of the model has to be computed inside something; see `sharding.ShardedModel`.
         context: the ranks that compute a micro-batch together, if there are several. `outputs` then has no `hidden`.
+        token_logprobs: what computes them; several ranks may do so together.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class Policy:
         activation_checkpointing: bool = False,
         around: Callable[[Callable[[torch.nn.Module], Any]], Any] | None = None,
         context: Context | None = None,
+        token_logprobs: TokenLogprobs = token_logprobs,
     ) -> None:
         self.model = model
         self._around = around
         self._context = context
+        self._token_logprobs = token_logprobs
         self.temperature = temperature
         self.chunk = chunk
         if activation_checkpointing:
@@ -63,11 +66,11 @@ class Policy:
 
         def compute(model: torch.nn.Module) -> PolicyOutput:
             if self._context is not None:
-                both = self._context.logprobs(model, m, self.temperature, self.chunk, entropy)
+                both = self._context.logprobs(model, m, self.temperature, self.chunk, entropy, self._token_logprobs)
                 return PolicyOutput(*both, hidden=both[0].new_zeros(0))
             hidden = self.hidden(m)
             head = partial(logits, model)
-            logprobs, entropies = token_logprobs(head, hidden, m.targets, self.temperature, self.chunk, entropy)
+            logprobs, entropies = self._token_logprobs(head, hidden, m.targets, self.temperature, self.chunk, entropy)
             return PolicyOutput(logprobs, entropies, hidden)
 
         if self._around is None:

@@ -4,8 +4,9 @@
 calls is made by all ranks, in the same order, and every one ends by the group's deadline. What it returns is the same
 on all of them to the last bit, so that all take the same decisions.
 
-Ranks of one context (`train.context`) compute the same micro-batches together and come to the same; what is added up
-over micro-batches counts one of them.
+Ranks of one context (`train.context`), and those that compute layers together (`train.tensor`), compute the same
+micro-batches and come to the same; what is added up over micro-batches counts one of them. Of eight ranks with two to a
+context and two to a tensor, 0 and 1 compute layers together, so do 2 and 3, and 0 to 3 the same micro-batches.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ class Ranks:
     rank = 0
     count = 1
     context = 1
-    """How many ranks share each micro-batch."""
+    """Of how many parts of tokens, with a rank or a group for each, a micro-batch is made."""
+    tensor = 1
+    """How many ranks compute each layer together."""
 
     @property
     def seats(self) -> int:
         """How many micro-batches are computed at a time."""
-        return self.count // self.context
+        return self.count // (self.context * self.tensor)
 
     @property
     def seat(self) -> int:
         """Which of them this rank has a part in."""
-        return self.rank // self.context
+        return self.rank // (self.context * self.tensor)
 
     @property
     def counts(self) -> bool:
-        """Whether what this rank comes to is its context's."""
-        return self.rank % self.context == 0
+        """Whether what this rank comes to stands for all that have a part in its micro-batches."""
+        return self.rank % (self.context * self.tensor) == 0
 
     @property
     def leads(self) -> bool:
@@ -54,7 +57,7 @@ class Ranks:
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Of each value the sum over all contexts, in double precision."""
+        """Of each value the sum over all micro-batches, in double precision."""
         return list(values)
 
     def total(self, value: float) -> float:
@@ -70,11 +73,11 @@ class Ranks:
         return flag
 
     def fill_in(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """`parts` fp32 on the CPU, of which each context knows some (those of the right size), no two the same: all."""
+        """`parts` fp32 on the CPU, of which each seat knows some (those of the right size), no two the same: all."""
         return parts
 
     def joined(self, part: Tensor) -> Tensor:
-        """One-dimensional fp32 tensors of any lengths, context after context, on the device that `part` is on."""
+        """One-dimensional fp32 tensors of any lengths, seat after seat, on the device that `part` is on."""
         return part
 
     def first_word(self, word: str) -> str:
@@ -90,7 +93,8 @@ class RankGroup(Ranks):
         device: `cpu`, or `cuda`, where weights and gradients travel by NCCL.
         timeout: seconds that ranks wait for each other at most.
         secret: known to the ranks alone. Whoever can reach the store could write into it what rank 0 does.
-        context: how many neighbours share a micro-batch; it divides `count`.
+        context: in how many parts of tokens a micro-batch is computed.
+        tensor: how many neighbours compute layers together; `context * tensor` divides `count`.
     """
 
     def __init__(
@@ -102,10 +106,12 @@ class RankGroup(Ranks):
         timeout: float,
         context: int = 1,
         secret: str = "",
+        tensor: int = 1,
     ) -> None:
         self.rank = rank
         self.count = count
         self.context = context
+        self.tensor = tensor
         self.secret = secret
         self.store = store
         dist.init_process_group(
@@ -115,12 +121,17 @@ class RankGroup(Ranks):
             world_size=count,
             timeout=timedelta(seconds=timeout),
         )
-        self.neighbours: dist.ProcessGroup | None = None
-        """The ranks of this one's context, where it has any."""
-        for first in range(0, count if context > 1 else 0, context):
-            group = dist.new_group(list(range(first, first + context)), timeout=timedelta(seconds=timeout))
-            if first <= rank < first + context:
-                self.neighbours = group
+        together = context * tensor
+        starts = [first + column for first in range(0, count, together) for column in range(tensor)]
+        self.neighbours = self._own([range(s, s + together, tensor) for s in starts], timeout) if context > 1 else None
+        """The ranks with the other tokens of this one's micro-batches, where there are any."""
+        self.tensors: dist.ProcessGroup | None = None
+        """The ranks that this one computes layers with, where there are any."""
+        self.shards: dist.ProcessGroup | None = None
+        """The ranks that have the same parts of layers as this one, where not all have."""
+        if tensor > 1:
+            self.tensors = self._own([range(s, s + tensor) for s in range(0, count, tensor)], timeout)
+            self.shards = self._own([range(column, count, tensor) for column in range(tensor)], timeout)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         # Added up here, in the order of ranks: an all-reduce does not promise the same bits everywhere.
@@ -168,6 +179,13 @@ class RankGroup(Ranks):
         """Leave the group."""
         dist.destroy_process_group()
 
+    def _own(self, groups: Sequence[range], timeout: float) -> dist.ProcessGroup:
+        """The group of this rank. All ranks make all groups, in the same order."""
+        made: list[dist.ProcessGroup] = [
+            dist.new_group(list(group), timeout=timedelta(seconds=timeout)) for group in groups
+        ]
+        return next(m for m, group in zip(made, groups, strict=True) if self.rank in group)
+
     def _all(self, tensor: Tensor) -> list[Tensor]:
         gathered = [torch.empty_like(tensor) for _ in range(self.count)]
         dist.all_gather(gathered, tensor)
@@ -208,10 +226,5 @@ def join_ranks(
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = meeting_place(meeting.address, rank, trainer.start_timeout, listening)
-    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout, trainer.context_parallel, meeting.secret)
-
-
-def rows_of(rows: int, rank: int, count: int) -> slice:
-    """Which rows of a tensor `rank` holds: those that FSDP2 gives it, `torch.chunk`'s."""
-    each = -(-rows // count)
-    return slice(min(rank * each, rows), min((rank + 1) * each, rows))
+    context, tensor = trainer.context_parallel, trainer.tensor_parallel
+    return RankGroup(store, rank, trainer.ranks, device, trainer.rank_timeout, context, meeting.secret, tensor)

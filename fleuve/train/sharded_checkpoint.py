@@ -19,7 +19,7 @@ from torch import Tensor
 from fleuve.train.checkpoint import MODEL, PART, flush, save_model
 from fleuve.train.sharded_optimizer import ShardedOptimizer
 from fleuve.train.sharding import with_weights
-from fleuve.train.state_files import share_name
+from fleuve.train.state_files import share_name, share_notes
 
 
 def save(path: Path, optimizer: ShardedOptimizer, version: int, source: str) -> None:
@@ -37,7 +37,7 @@ def save(path: Path, optimizer: ShardedOptimizer, version: int, source: str) -> 
     def write_share() -> None:
         path.mkdir(parents=True, exist_ok=True)
         tensors = {name: t.detach().cpu().contiguous() for name, t in optimizer.state().items()}
-        save_file(tensors, part_share, {"version": str(version)})
+        save_file(tensors, part_share, share_notes(version, optimizer.layout))
         flush(part_share)
 
     weights: dict[str, Tensor] = {}

@@ -14,10 +14,11 @@ from fleuve.train.sharding import ShardedModel
 
 class ShardedOptimizer(MasterOptimizer):
     """Owns the weights of `model`. `step`, `norm` and `weights` are called by all ranks together, and norms are those
-    of the whole gradient; `state` and `restore` are of this rank's rows."""
+    of the whole gradient; `state` and `restore` are of this rank's parts."""
 
     def __init__(self, model: ShardedModel, *, betas: tuple[float, float], eps: float, weight_decay: float) -> None:
         self.model = model
+        self.layout = model.layout
         self.parameters = {}  # none that are copies of their masters
         with torch.no_grad():
             self.masters = {name: parameter.to_local() for name, parameter in model.parameters.items()}
@@ -29,7 +30,11 @@ class ShardedOptimizer(MasterOptimizer):
 
     def norm(self) -> float:
         self._take_gradients()
-        return math.sqrt(self.model.ranks.total(super().norm() ** 2))
+        ranks = self.model.ranks
+        own = [
+            m.grad for name, m in self.masters.items() if m.grad is not None and self.layout.counts(name, ranks.rank)
+        ]
+        return math.sqrt(ranks.total(float(torch.nn.utils.get_total_norm(own)) ** 2))
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
         return self.model.weights(dtype)
@@ -41,5 +46,4 @@ class ShardedOptimizer(MasterOptimizer):
         """FSDP leaves the sums beside its own parameters."""
         with torch.no_grad():
             for name, master in self.masters.items():
-                gradient = self.model.parameters[name].grad
-                master.grad = None if gradient is None else gradient.to_local()  # type: ignore[attr-defined]
+                master.grad = self.model.gradient(name)

@@ -1,20 +1,21 @@
 """A decoder whose weights are shared out to all ranks (FSDP2): each holds some rows of every matrix, in fp32.
 
-A layer's weights are gathered just before it computes, in the dtype that it computes in, and let go after. Gradients
-are added up over the ranks, in fp32, not averaged: the loss's denominators are those of the whole minibatch already.
+A layer's weights are gathered just before it computes, in the dtype that it computes in, and let go after; where ranks
+compute layers together (`train.tensor`), this rank's part of them. Gradients are added up over the ranks, in fp32, not
+averaged: the loss's denominators are those of the whole minibatch already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fleuve.config.models import resolve_model
@@ -22,28 +23,37 @@ from fleuve.errors import UserError
 from fleuve.modeling.attention import NAME
 from fleuve.modeling.forward import base_model
 from fleuve.modeling.loading import load_model
-from fleuve.train.ranks import Ranks, rows_of
+from fleuve.train.layout import Layout
+from fleuve.train.logprobs import TokenLogprobs, token_logprobs
+from fleuve.train.ranks import RankGroup
+from fleuve.train.tensor import TensorParallel
 
 T = TypeVar("T")
 
 
 class Root(nn.Module):
     """The outermost module. What is computed inside one call of it finds embeddings, final norm and output head
-    gathered, during the backward pass too."""
+    gathered, during the backward pass too; their gradients add up in fp32, of however many chunks the output head has
+    (`train.logprobs`)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        inside = set(decoder_layers(model).modules())
+        self._around = [module for module in model.modules() if module not in inside]
 
     def forward(self, compute: Callable[[nn.Module], T]) -> T:
         """`compute` of the model; tensors that it returns may carry gradient."""
+        for module in self._around:
+            for parameter in module.parameters(recurse=False):
+                parameter.grad_dtype = torch.float32
         return compute(self.model)
 
 
 class ShardedModel:
-    """A decoder opened from `path` on all ranks of `mesh`, this rank's share of it on its device.
+    """A decoder opened from `path` on all ranks, this rank's share of it on its device.
 
-    Rank 0 alone reads the weights; the others get their rows of one parameter after another, so that no host and no
+    Rank 0 alone reads the weights; the others get their parts of one parameter after another, so that no host and no
     device ever holds more than one whole copy.
 
     Args:
@@ -52,15 +62,15 @@ class ShardedModel:
         trained: False for a frozen model, whose share is in `dtype`.
 
     Raises:
-        UserError: as `load_model`; or there are no layers to be found in it.
+        UserError: as `load_model`; or there are no layers to be found in it, or they cannot be split.
     """
 
     def __init__(
         self,
         path: str,
         dtype: torch.dtype,
-        ranks: Ranks,
-        mesh: DeviceMesh,
+        ranks: RankGroup,
+        device: str,
         *,
         offload: bool = False,
         trained: bool = True,
@@ -82,26 +92,33 @@ class ShardedModel:
         if whole is not None:
             self.model.generation_config = whole.generation_config
         self.root = Root(self.model)
+        layers = decoder_layers(self.model)
+        everyone = mesh_of(ranks, device)
+        self._tensor = TensorParallel(ranks, device) if ranks.tensor > 1 else None
+        self.width_and_size = width_and_size(self.model)
+        """Of the whole model; see there."""
+        self._shapes = {name: parameter.shape for name, parameter in self.model.named_parameters()}
+        split = self._tensor.split(self.model) if self._tensor else {}
+        self.layout = Layout(ranks.count, ranks.tensor, split)
+        self.token_logprobs: TokenLogprobs = self._tensor.logprobs if self._tensor else token_logprobs
         lower = dtype if dtype != torch.float32 and trained else None
         policies: dict[str, Any] = {
-            "mesh": mesh,
             "mp_policy": MixedPrecisionPolicy(param_dtype=lower, reduce_dtype=torch.float32),
             "offload_policy": CPUOffloadPolicy() if offload else OffloadPolicy(),
         }
-        for layer in decoder_layers(self.model):
-            fully_shard(layer, reshard_after_forward=True, **policies)
-        fully_shard(self.root, reshard_after_forward=False, **policies)
+        columns = self._tensor.shards if self._tensor else everyone
+        for layer in layers:
+            fully_shard(layer, mesh=columns, reshard_after_forward=True, **policies)
+        fully_shard(self.root, mesh=everyone, reshard_after_forward=False, **policies)
         for module in self._modules():
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if ranks.context > 1:  # one without a target among its tokens has no use for the output head
-                module.set_reduce_scatter_unused_params(True)
-        self.root.to_empty(device="cpu" if offload else mesh.device_type)
+        self.root.to_empty(device="cpu" if offload else device)
         if not trained:
             self.root.requires_grad_(False)
         self.parameters: dict[str, DTensor] = {n: p for n, p in self.model.named_parameters() if isinstance(p, DTensor)}
         """This rank's shares, by the model's own names; each tied weight once."""
-        _hand_out(whole, self.model, self.parameters, mesh.device_type)
+        self._hand_out(whole, device)
 
     def __call__(self, compute: Callable[[nn.Module], T]) -> T:
         """One forward pass, by all ranks together."""
@@ -119,18 +136,48 @@ class ShardedModel:
             share = parameter.to_local().detach()
             if share.device.type != parameter.device_mesh.device_type:  # offloaded
                 share = share.to(parameter.device_mesh.device_type)
-            part = DTensor.from_local(
-                share.to(dtype),
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-            yield name, part.full_tensor()
+            whole = _joined(share.to(dtype), parameter.device_mesh, 0, parameter.shape)
+            cut = self.layout.split.get(name)
+            if self._tensor is not None and cut is not None:
+                whole = _joined(whole, self._tensor.tensors, cut, self._shapes[name])
+            yield name, whole
+
+    def gradient(self, name: str) -> Tensor | None:
+        """This rank's share of the gradient of a parameter. By all ranks together."""
+        gradient = self.parameters[name].grad
+        if gradient is None:
+            return None
+        share: Tensor = gradient.to_local()  # type: ignore[attr-defined]
+        return share if self._tensor is None else self._tensor.gradient(name, share)
+
+    @torch.no_grad()
+    def _hand_out(self, whole: nn.Module | None, device: str) -> None:
+        """Fill this rank's shares, and what is not shared out, from rank 0's `whole` model."""
+        theirs = dict(whole.named_parameters()) if whole is not None else {}
+        for name, parameter in self.parameters.items():
+            full = torch.empty(self._shapes[name], dtype=parameter.dtype, device=device)
+            if whole is not None:
+                full.copy_(theirs[name])
+            dist.broadcast(full, src=0)
+            parameter.to_local().copy_(full[self.layout.box(name, full.shape, self.ranks.rank)])
+        _hand_out_buffers(whole, self.model, device)
 
     def _modules(self) -> Iterator[FSDPModule]:
         return (module for module in self.root.modules() if isinstance(module, FSDPModule))
+
+
+def mesh_of(ranks: RankGroup, device: str) -> DeviceMesh:
+    """All ranks in one row, on devices of their own."""
+    return init_device_mesh(device, (ranks.count,))
+
+
+def _joined(part: Tensor, mesh: DeviceMesh, dimension: int, shape: Sequence[int]) -> Tensor:
+    """The whole of `shape`, of which all of `mesh` hold parts along one dimension."""
+    stride = torch.empty(tuple(shape), device="meta").stride()
+    placed = DTensor.from_local(
+        part, mesh, (Shard(dimension),), run_check=False, shape=torch.Size(shape), stride=stride
+    )
+    return placed.full_tensor()
 
 
 def skeleton(path: str, dtype: torch.dtype) -> Any:
@@ -164,19 +211,7 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     return layers
 
 
-@torch.no_grad()
-def _hand_out(whole: nn.Module | None, model: nn.Module, parameters: dict[str, DTensor], device: str) -> None:
-    """Fill this rank's shares, and what is not shared out, from rank 0's `whole` model."""
-    theirs = dict(whole.named_parameters()) if whole is not None else {}
-    for name, parameter in parameters.items():
-        full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        if whole is not None:
-            full.copy_(theirs[name])
-        dist.broadcast(full, src=0)
-        share = parameter.to_local()
-        mesh = parameter.device_mesh
-        rows = rows_of(parameter.shape[0], mesh.get_local_rank(), mesh.size())
-        share.copy_(full[rows])
+def _hand_out_buffers(whole: nn.Module | None, model: nn.Module, device: str) -> None:
     sources = dict(whole.named_modules()) if whole is not None else {}
     for name, module in model.named_modules():
         origin = sources.get(name)

@@ -1,7 +1,8 @@
 """The trainer's state on disk, whole (`trainer.safetensors`) or a file for each rank that wrote it.
 
-Tensors and three numbers, no pickled objects: opening them executes nothing. A rank's file holds its rows of every
-tensor; whoever reads gets the rows that are its own, of however many ranks, and reads no others.
+Tensors, their version, and how they are cut, no pickled objects: opening them executes nothing. A rank's file holds
+its part of every tensor (`train.layout`); whoever reads gets the parts that are its own, of however many ranks, and
+reads no others.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fleuve.errors import UserError
-from fleuve.train.ranks import rows_of
+from fleuve.train.layout import Layout, overlap, within
 
 WHOLE = "trainer.safetensors"
 _SHARE = re.compile(r"trainer-(\d{5})-of-(\d{5})\.safetensors")
@@ -27,6 +29,14 @@ _SHARE = re.compile(r"trainer-(\d{5})-of-(\d{5})\.safetensors")
 def share_name(rank: int, count: int) -> str:
     """The file of one of `count` ranks."""
     return f"trainer-{rank + 1:05d}-of-{count:05d}.safetensors"
+
+
+def share_notes(version: int, layout: Layout) -> dict[str, str]:
+    """What a rank's file says beside its tensors; `layout` is that of the ranks that wrote."""
+    notes = {"version": str(version)}
+    if layout.split:
+        notes |= {"tensor": str(layout.tensor), "split": msgspec.json.encode(layout.split).decode()}
+    return notes
 
 
 def state_files(path: Path) -> list[Path]:
@@ -48,15 +58,15 @@ def state_files(path: Path) -> list[Path]:
 
 
 class StateFiles(Mapping[str, Tensor]):
-    """What `rank` of `count` holds of the state in `path`, by name; a context manager.
+    """What `rank` holds of the state in `path`, by name, where ranks hold it as `layout` says; a context manager.
 
     Raises:
         UserError: it is none, cannot be read, or its files are not of one another.
     """
 
-    def __init__(self, path: Path, rank: int = 0, count: int = 1) -> None:
-        self.rank = rank
-        self.count = count
+    def __init__(self, path: Path, layout: Layout | None = None, rank: int = 0) -> None:
+        self._own = layout or Layout()
+        self._rank = rank
         self._stack = ExitStack()
         self._files: list[Any] = []
         versions: set[str] = set()
@@ -66,12 +76,14 @@ class StateFiles(Mapping[str, Tensor]):
                 self._files.append(opened := self._stack.enter_context(safe_open(file, framework="pt", device="cpu")))
             except (OSError, SafetensorError) as error:
                 raise UserError(f"{file} is broken or cut off: {' '.join(str(error).split())}") from error
-            version = (opened.metadata() or {}).get("version")
+            notes = opened.metadata() or {}
+            version = notes.get("version")
             if version is None:
                 raise UserError(f"{file} is no trainer state: it names no version")
             versions.add(version)
         if len(versions) > 1:
             raise UserError(f"{path}: its files are of different versions: {', '.join(sorted(versions))}")
+        self._theirs = _layout_of(files[0], self._files[0].metadata() or {}, len(files))
         self._names = list(self._files[0].keys())
         self.version = int(versions.pop())
 
@@ -95,13 +107,23 @@ class StateFiles(Mapping[str, Tensor]):
         shapes = [file.get_slice(name).get_shape() for file in self._files]
         if not shapes[0]:  # a number, the same for all
             return self._files[0].get_tensor(name)  # type: ignore[no-any-return]
-        if len(self._files) == self.count == 1:
+        if len(self._files) == self._own.count == 1:
             return self._files[0].get_tensor(name)  # type: ignore[no-any-return]
-        wanted = rows_of(sum(shape[0] for shape in shapes), self.rank, self.count)
-        parts, first = [], 0
-        for file, (rows, *_) in zip(self._files, shapes, strict=True):
-            begin, end = max(wanted.start, first) - first, min(wanted.stop, first + rows) - first
-            if begin < end:
-                parts.append(file.get_slice(name)[begin:end])
-            first += rows
-        return torch.cat(parts) if parts else self._files[0].get_slice(name)[0:0]
+        parameter = name.partition("/")[2]
+        shape = self._theirs.whole(parameter, shapes)
+        wanted = self._own.box(parameter, shape, self._rank)
+        found = torch.empty([s.stop - s.start for s in wanted], dtype=self._files[0].get_slice(name)[0:0].dtype)
+        for rank, file in enumerate(self._files):
+            box = self._theirs.box(parameter, shape, rank)
+            common = overlap(box, wanted) if self._theirs.counts(parameter, rank) else None
+            if common is not None:
+                found[within(common, wanted)] = file.get_slice(name)[within(common, box)]
+        return found
+
+
+def _layout_of(file: Path, notes: Mapping[str, str], count: int) -> Layout:
+    try:
+        split = msgspec.json.decode(notes.get("split", "{}"), type=dict[str, int | None])
+        return Layout(count, int(notes.get("tensor", 1)), split)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise UserError(f"{file} does not say how its tensors are cut: {error}") from error

@@ -31,11 +31,15 @@ def _wait_for(condition, output: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [1, 0])
-def test_a_killed_rank_costs_no_step_and_one_rank_goes_on_where_two_ended(tmp_path: Path, victim: int) -> None:
+@pytest.mark.parametrize(("victim", "tensor"), [(1, 1), (0, 2)])
+def test_a_killed_rank_costs_no_step_and_one_rank_goes_on_where_two_ended(
+    tmp_path: Path, victim: int, tensor: int
+) -> None:
+    """Whether each computes micro-batches of its own, or both compute layers together."""
     config, output = write_config(tmp_path), tmp_path / "output.txt"
     metrics = tmp_path / "run" / "metrics.jsonl"
     flags = ["--steps", str(STEPS), "--trainer.ranks", "2", "--trainer.device", "cpu", "--observe.live", "off"]
+    flags += ["--trainer.tensor_parallel", str(tensor)]
     with output.open("w") as file:
         process = subprocess.Popen(
             command(config, *flags), cwd=tmp_path, env=environment(), stdout=file, stderr=subprocess.STDOUT, text=True
@@ -65,7 +69,7 @@ def test_a_killed_rank_costs_no_step_and_one_rank_goes_on_where_two_ended(tmp_pa
     assert (run.checkpoints[-1] / "trainer-00002-of-00002.safetensors").exists()
     assert {p.name for p in (tmp_path / "run" / "logs").glob("trainer*")} == {"trainer.log", "trainer-1.log"}
 
-    on = [*flags, "--steps", str(STEPS + 2), "--trainer.ranks", "1"]
+    on = [*flags, "--steps", str(STEPS + 2), "--trainer.ranks", "1", "--trainer.tensor_parallel", "1"]
     done = subprocess.run(
         command(config, *on), cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=PATIENCE
     )

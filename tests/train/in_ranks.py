@@ -1,8 +1,8 @@
 """Runs functions in several ranks on this machine: forks of one process, so that torch is imported once.
 
-`python in_ranks.py DIRECTORY` plays every scenario of `RankScenarios` and leaves what each rank returned in
-DIRECTORY/NAME-COUNT-RANK.pt. A count of 0 is a trainer that is alone, without any group. Scenarios named `long_…` have
-two ranks to a context.
+`python in_ranks.py DIRECTORY SET` plays the scenarios of one of `rank_scenarios.SETS` and leaves what each rank
+returned in DIRECTORY/NAME-MESH-RANK.pt. The mesh 0 is a trainer that is alone, without any group; N is N ranks; NxCxT
+is N ranks of which C share a micro-batch's tokens and T its layers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_scenarios import COUNTS, SCENARIOS
+from rank_scenarios import SCENARIOS, SETS
 
 from fleuve.train.ranks import RankGroup, Ranks, meeting_place
 
-DEADLINE = 120
+DEADLINE = 240
 """Seconds for one scenario; what hangs is killed."""
 
 
-def in_ranks(work: Callable[[Ranks], Any], count: int, result: Callable[[int], Path], context: int = 1) -> None:
-    """Call `work` in `count` processes that are one group, and keep what it returns."""
+def in_ranks(work: Callable[[Ranks], Any], mesh: str, result: Callable[[int], Path]) -> None:
+    """Call `work` in the processes of `mesh`, which are one group, and keep what it returns."""
+    count, context, tensor = (*map(int, mesh.split("x")), 1, 1)[:3]
     listening = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listening.getsockname()[1]}"
     children = []
@@ -42,7 +43,7 @@ def in_ranks(work: Callable[[Ranks], Any], count: int, result: Callable[[int], P
             torch.set_num_threads(1)
             if count:
                 store = meeting_place(address, rank, 30.0, listening if rank == 0 else None)
-                ranks: Ranks = RankGroup(store, rank, count, "cpu", 60.0, context)
+                ranks: Ranks = RankGroup(store, rank, count, "cpu", 60.0, context, tensor=tensor)
             else:
                 ranks = Ranks()
             torch.save(work(ranks), result(rank))
@@ -58,17 +59,16 @@ def in_ranks(work: Callable[[Ranks], Any], count: int, result: Callable[[int], P
         sys.exit(f"ranks ended with {statuses}")
 
 
-def main(directory: Path) -> None:
-    for name, scenario in SCENARIOS.items():
-        for count in COUNTS[name]:
+def main(directory: Path, scenarios: dict[str, tuple[str, ...]]) -> None:
+    for name, meshes in scenarios.items():
+        for mesh in meshes:
             place = directory / name
             place.mkdir(exist_ok=True)
 
-            def result(rank: int, name: str = name, count: int = count) -> Path:
-                return directory / f"{name}-{count}-{rank}.pt"
+            def result(rank: int, name: str = name, mesh: str = mesh) -> Path:
+                return directory / f"{name}-{mesh}-{rank}.pt"
 
-            context = 2 if name.startswith("long_") else 1
-            in_ranks(partial(_play, scenario, place), count, result, context)
+            in_ranks(partial(_play, SCENARIOS[name], place), mesh, result)
 
 
 def _play(scenario: Callable[[Ranks, Path], Any], place: Path, ranks: Ranks) -> Any:
@@ -76,4 +76,4 @@ def _play(scenario: Callable[[Ranks, Path], Any], place: Path, ranks: Ranks) -> 
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), SETS[sys.argv[2]])

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tiny import make_batch, save_tiny_model, settings_for
 
+from fleuve.train.anchors import Anchors
 from fleuve.train.ranks import Ranks
 from fleuve.train.trainer import Trainer
 from fleuve.types import Batch
@@ -83,12 +84,29 @@ def long_untied(ranks: Ranks, place: Path) -> Any:
     return {"metrics": [_timeless(result.metrics)], "weights": _weights(trainer)}
 
 
+def biased(ranks: Ranks, place: Path) -> Any:
+    """Biases of what is cut along either dimension."""
+    return _steps(_trainer(ranks, place, "llama-biased"), 2)
+
+
 def _timeless(metrics: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
 
 def half_precision(ranks: Ranks, place: Path) -> Any:
     return _steps(_trainer(ranks, place, trainer={"dtype": "bfloat16"}), 3)
+
+
+def one_token_chunks(ranks: Ranks, place: Path) -> Any:
+    """The gradient of an output head that is computed in as many chunks as there are tokens, in half precision."""
+    sections: dict[str, object] = {"dtype": "bfloat16", "logprob_chunk": 1}
+    trainer = _trainer(ranks, place, "llama", trainer=sections)
+    batch = _batch(0)
+    first, *_ = trainer._minibatches(batch, trainer._credits(batch))
+    none: list[torch.Tensor | None] = [None] * len(first.micro_batches)
+    trainer._accumulate(first, Anchors(none, none), 0.0, None)
+    trainer.optimizer.norm()
+    return trainer.optimizer.masters["lm_head.weight"].grad
 
 
 def few_sequences(ranks: Ranks, place: Path) -> Any:
@@ -139,20 +157,21 @@ def saved(ranks: Ranks, place: Path) -> Any:
     """Two steps, a checkpoint, a publication, and the step after."""
     trainer = _trainer(ranks, place)
     _steps(trainer, 2)
-    trainer.save(place / f"of-{ranks.count}")
-    trainer.store = WeightStore(place / f"weights-{ranks.count}", 2) if ranks.leads else None
+    mesh = f"{ranks.count}x{ranks.context}x{ranks.tensor}"
+    trainer.save(place / mesh)
+    trainer.store = WeightStore(place / f"weights-{mesh}", 2) if ranks.leads else None
     file = trainer.publish()
     before = _weights(trainer)
     return {"published": file, "saved": before, **_steps(trainer, 1)}
 
 
 def resumed(ranks: Ranks, place: Path) -> Any:
-    """The step after, from the checkpoints of each other number of ranks."""
+    """The step after, from the checkpoints of all meshes."""
     found = {}
-    for origin in COUNTS["saved"]:
+    for origin in sorted((place.parent / "saved").glob("[0-9]*x*x*")):
         trainer = _trainer(ranks, place)
-        trainer.load(place.parent / "saved" / f"of-{max(origin, 1)}")
-        found[origin] = {"version": trainer.version, **_steps(trainer, 1)}
+        trainer.load(origin)
+        found[origin.name] = {"version": trainer.version, **_steps(trainer, 1)}
     return found
 
 
@@ -192,7 +211,9 @@ SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {
         kl_in_reward,
         long_sequences,
         long_untied,
+        biased,
         half_precision,
+        one_token_chunks,
         few_sequences,
         not_a_number,
         interrupted,
@@ -201,16 +222,32 @@ SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {
         not_writable,
     )
 }
-COUNTS: dict[str, tuple[int, ...]] = {
-    "everything": (0, 2, 4),
-    "kl_in_reward": (0, 2),
-    "long_sequences": (0, 2),
-    "long_untied": (0, 4),
-    "half_precision": (0, 2),
-    "few_sequences": (0, 2),
-    "not_a_number": (0, 2),
-    "interrupted": (2,),
-    "saved": (0, 2),
-    "resumed": (0, 2, 4),
-    "not_writable": (2,),
+SETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "ranks": {
+        "everything": ("0", "2", "4", "2x1x2"),
+        "kl_in_reward": ("0", "2"),
+        "long_sequences": ("0", "2x2"),
+        "long_untied": ("0", "4x2"),
+        "half_precision": ("0", "2"),
+        "one_token_chunks": ("0", "1"),
+        "few_sequences": ("0", "2"),
+        "not_a_number": ("0", "2"),
+        "interrupted": ("2",),
+        "saved": ("0", "2"),
+        "resumed": ("0", "2", "4"),
+        "not_writable": ("2",),
+    },
+    "tensor": {
+        "everything": ("0", "4x1x2"),
+        "kl_in_reward": ("0", "2x1x2"),
+        "long_sequences": ("0", "4x2x2"),
+        "long_untied": ("0", "2x1x2"),
+        "biased": ("0", "2x1x2"),
+        "half_precision": ("0", "2x1x2"),
+        "few_sequences": ("0", "2x1x2"),
+        "interrupted": ("2x1x2",),
+        "saved": ("0", "2", "2x1x2", "4x1x2"),
+        "resumed": ("0", "2", "4", "2x1x2", "4x1x2"),
+    },
 }
+"""On which meshes scenarios are played; see `in_ranks`."""

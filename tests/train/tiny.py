@@ -29,6 +29,7 @@ SMALL = {
 }
 FAMILIES = {
     "llama": {"model_type": "llama"},
+    "llama-biased": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "qwen2": {"model_type": "qwen2"},
     "qwen3-tied": {"model_type": "qwen3", "tie_word_embeddings": True},
     "mistral-window": {"model_type": "mistral", "sliding_window": 5},
