@@ -226,11 +226,20 @@ class RewardSettings(Section):
 
 
 class WeightsSettings(Section):
-    """How weights travel: through shared memory on one machine, or any directory both sides see."""
+    """How weights travel: through shared memory on one machine, any directory both sides see, or broadcast from the
+    trainer to all workers at once, in buckets of `bucket_mb`; who is not there in `broadcast_timeout`, or gets none for
+    so long, takes the file."""
 
-    transport: Literal["shared_memory", "path"] = "shared_memory"
+    transport: Literal["shared_memory", "path", "broadcast"] = "shared_memory"
     path: str | None = None
     keep: Positive = 2
+    bucket_mb: Positive = 64
+    broadcast_timeout: Seconds = 20.0
+
+    @property
+    def parent(self) -> str | None:
+        """In which directory they are published; None: in shared memory."""
+        return None if self.transport == "shared_memory" else self.path
 
     @model_validator(mode="after")
     def _path_is_given(self) -> WeightsSettings:

@@ -57,8 +57,7 @@ def request_for(settings: Settings | None, needs: Needs, deadline: float) -> Req
     sandbox = needs.sandbox or "namespaces"
     if settings is None:
         return Request(sandbox=sandbox, deadline=deadline)
-    weights = settings.weights.path if settings.weights.transport == "path" else None
-    return Request(disk=settings.run_dir, weights=weights, sandbox=sandbox, deadline=deadline)
+    return Request(disk=settings.run_dir, weights=settings.weights.parent, sandbox=sandbox, deadline=deadline)
 
 
 def vllm_version(python: str) -> str | None:

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleuve.engine.engine import Engine, Outcome, RequestError, Update
-from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightFile, WeightUpdate
+from fleuve.types import Completion, GenerationRequest, Interrupt, Invitation, Progress, WeightFile, WeightUpdate
+from fleuve.weights.broadcast import Receiver
 from fleuve.weights.store import read_weights
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class EngineLoop:
         self._updates: dict[WeightFile, asyncio.Task[WeightUpdate]] = {}
         self._commands: set[Future[Any]] = set()
         self._loaded: WeightFile | None = None
+        self._receiver = Receiver(str(engine.runner.device))
         self._count = 0
         self._paused = False
         self._ended: BaseException | None = None
@@ -98,8 +100,11 @@ class EngineLoop:
             self._ids.pop(request.request_id, None)
         return msgspec.structs.replace(completion, request_id=request.request_id)
 
-    async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
-        """Read, verify and swap in new weights. `seconds` of the reply is how long generation stood still.
+    async def update_weights(
+        self, weights: WeightFile, interrupt: Interrupt, invitation: Invitation | None = None
+    ) -> WeightUpdate:
+        """Read, verify and swap in new weights: from their file, or from the broadcast that one is invited to.
+        `seconds` of the reply is how long generation stood still.
 
         An update that is repeated, or older than what is loaded already, changes nothing and is acknowledged.
 
@@ -112,7 +117,7 @@ class EngineLoop:
             return WeightUpdate(version=self.engine.version, interrupted=0, seconds=0.0)
         task = self._updates.get(weights)
         if task is None:
-            task = asyncio.create_task(self._update(weights, interrupt))
+            task = asyncio.create_task(self._update(weights, interrupt, invitation))
             self._updates[weights] = task
             task.add_done_callback(lambda _: self._updates.pop(weights, None))
         return await asyncio.shield(task)  # a client that goes away does not undo it, one that retries joins it
@@ -178,9 +183,9 @@ class EngineLoop:
         finally:
             self._commands.discard(done)
 
-    async def _update(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
+    async def _update(self, weights: WeightFile, interrupt: Interrupt, invitation: Invitation | None) -> WeightUpdate:
         def read() -> Update:
-            tensors = read_weights(weights)
+            tensors = self._receiver.read(weights, invitation) if invitation else read_weights(weights)
             self.engine.parameters.check(tensors)
             return Update(version=weights.version, tensors=tensors, interrupt=interrupt)
 

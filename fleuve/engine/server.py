@@ -113,7 +113,8 @@ def application(service: Service, token: str | None = None) -> web.Application:
         body = await _read(request, UpdateRequest)
         path = confined(body.path, service.weights)
         file = WeightFile(version=body.version, path=str(path), bytes=body.bytes, checksum=body.checksum)
-        return _reply(request, await loop.update_weights(file, body.interrupt))
+        invitation = None if body.invitation is msgspec.UNSET else body.invitation
+        return _reply(request, await loop.update_weights(file, body.interrupt, invitation))
 
     async def abort(request: web.Request) -> web.Response:
         body = await _read(request, AbortRequest)

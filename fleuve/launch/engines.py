@@ -10,12 +10,14 @@ from pathlib import Path
 
 from fleuve.config.settings import RolloutSettings, Settings
 from fleuve.contracts import RolloutEngine, RolloutError
+from fleuve.launch.broadcasting import BroadcastEngine, Broadcasts
 from fleuve.launch.delivering import delivering
 from fleuve.launch.elsewhere import Elsewhere
 from fleuve.launch.host import LOCAL, Host, Process, stop_all
 from fleuve.launch.kinds import KINDS, Client
 from fleuve.launch.placement import Place
 from fleuve.launch.process import ChildError, log_tail
+from fleuve.types import WeightFile
 
 UNKILLABLE = 10.0
 """Seconds after which a killed process that is still there is left to the system."""
@@ -36,12 +38,19 @@ class EngineProcesses:
     names float over all cores. Each writes to `logs/NAME.log`, a restarted one behind what it had written before."""
 
     def __init__(
-        self, settings: Settings, logs: Path, weights: Path, places: Sequence[Place], host: Host = LOCAL
+        self,
+        settings: Settings,
+        logs: Path,
+        weights: Path,
+        places: Sequence[Place],
+        host: Host = LOCAL,
+        broadcasts: Broadcasts | None = None,
     ) -> None:
         self._settings = settings
         self._logs = logs
         self._weights = weights
         self._host = host
+        self._broadcasts = broadcasts
         self._places = {f"worker-{index}": place for index, place in enumerate(places)}
         self._elsewhere = Place(cpus=None, threads=places[0].threads)
         self._running: dict[str, _Running] = {}
@@ -88,13 +97,33 @@ class EngineProcesses:
         client = kind.client(worker, child.url, child.token, model, rollout, request_timeout)
         try:
             await client.__aenter__()
+            engine = self._told(worker, client, child)
         except BaseException:
+            await client.__aexit__()
             await child.stop(grace=0)
             raise
-        here = self._host is LOCAL or isinstance(child, Elsewhere)
-        engine = client if here else delivering(client, lambda w: self._host.deliver(w, child))
         self._running[worker] = _Running(child, client, engine)
         return engine
+
+    def _told(self, worker: str, client: Client, child: Process) -> RolloutEngine:
+        """The client, with what has to happen before it is told to take weights.
+
+        Raises:
+            RolloutError: it cannot take them as this run's travel.
+        """
+
+        async def deliver(weights: WeightFile) -> None:
+            await self._host.deliver(weights, child)
+
+        if self._broadcasts is not None:
+            if not client.seats:
+                raise RolloutError(
+                    f'{worker}: {child.url} takes no broadcasts (weights.transport = "broadcast"): its fleuve_vllm is '
+                    "older than this"
+                )
+            return BroadcastEngine(worker, client, deliver, self._broadcasts)
+        here = self._host is LOCAL or isinstance(child, Elsewhere)
+        return client if here else delivering(client, deliver)
 
     def _found(self, worker: str) -> Process:
         """The server of `rollout.urls` that is `worker`.

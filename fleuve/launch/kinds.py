@@ -8,14 +8,14 @@ from typing import Any, Protocol
 
 from fleuve.config.models import resolve_model
 from fleuve.config.settings import RolloutSettings
-from fleuve.contracts import RolloutEngine
+from fleuve.launch.broadcasting import Receiving
 from fleuve.rollout.client import EngineClient
 from fleuve.rollout.vllm import VllmEngine
 from fleuve.rollout.vllm_flight import detokenizer_of
 
 
-class Client(RolloutEngine, Protocol):
-    """A rollout worker over HTTP, for as long as it is entered."""
+class Client(Receiving, Protocol):
+    """A rollout worker over HTTP, for as long as it is entered. `seats` is 0 if it takes no broadcasts."""
 
     async def __aenter__(self) -> Any: ...
 

@@ -14,6 +14,7 @@ from typing import Any
 from fleuve.config.settings import RolloutSettings, Settings
 from fleuve.control.fleet import FleetPolicy
 from fleuve.control.health import HealthPolicy
+from fleuve.launch.broadcasting import Broadcasts
 from fleuve.launch.engines import EngineProcesses
 from fleuve.launch.history import History
 from fleuve.launch.host import LOCAL, Host, Process, open_host
@@ -30,6 +31,7 @@ class System:
 
     trainer: SupervisedTrainer
     engines: EngineProcesses
+    broadcasts: Broadcasts | None
     start_trainer: Callable[[Settings], Awaitable[Process]]
     """Starts a trainer by other settings, in the place of the one there is."""
 
@@ -51,13 +53,10 @@ async def start(
         UserError: there is no such cluster as the settings name.
     """
     places = _places(settings)
-    weights = make_directory(settings.weights.path if settings.weights.transport == "path" else None).resolve()
+    weights = make_directory(settings.weights.parent).resolve()
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, weights, ignore_errors=True)
         host = await stack.enter_async_context(open_host(settings, logs, weights, places, note))
-        engines = EngineProcesses(settings, logs, weights, places.workers, host)
-        stack.push_async_callback(engines.close)
-        starting = [asyncio.create_task(twice(partial(engines.open, name), note)) for name in engines.names]
         trainer = SupervisedTrainer(
             lambda: start_trainer(trainer_settings, logs, weights, _places(trainer_settings).ranks, host),
             history,
@@ -65,13 +64,24 @@ async def start(
             step_timeout=settings.trainer.step_timeout,
             health_timeout=settings.trainer.health_timeout,
         )
+        broadcasts: Broadcasts | None = None
+        if settings.weights.transport == "broadcast":
+            broadcasts = Broadcasts(trainer, settings.weights.broadcast_timeout, note)
+            stack.push_async_callback(broadcasts.close)
+        engines = EngineProcesses(settings, logs, weights, places.workers, host, broadcasts)
+        stack.push_async_callback(engines.close)
+        starting = [asyncio.create_task(twice(partial(engines.open, name), note)) for name in engines.names]
 
         async def close() -> None:
             await asyncio.gather(engines.close(), trainer.close())
 
         stack.push_async_callback(close)
         await _all_or_none([asyncio.create_task(twice(trainer.open, note)), *starting])
-        yield System(trainer, engines, lambda new: start_trainer(new, logs, weights, _places(new).ranks, host))
+
+        def started(new: Settings) -> Awaitable[Process]:
+            return start_trainer(new, logs, weights, _places(new).ranks, host)
+
+        yield System(trainer, engines, broadcasts, started)
 
 
 def _places(settings: Settings) -> Placement:

@@ -155,6 +155,8 @@ async def _run(settings: Settings, opened: Opened, observer: RunObserver, stop: 
         trainer = system.trainer
         for gauges in (rewards.metrics, trainer.gauges):
             observer.also(gauges)
+        if system.broadcasts is not None:
+            observer.also(system.broadcasts.gauges)
         fleet = Fleet(
             system.engines.clients,
             settings.seed,

@@ -15,6 +15,7 @@ from fleuve.launch.host import Process
 from fleuve.launch.process import ChildError
 from fleuve.train.client import TrainerClient
 from fleuve.types import Batch, StepResult, WeightFile
+from fleuve.weights.invitation import Call, Hall, Loss
 
 T = TypeVar("T")
 
@@ -176,7 +177,24 @@ class SupervisedTrainer:
     async def load(self, path: Path) -> None:
         await self._ask(lambda client: client.load(path))
 
+    # --- broadcasting.Sending: asked of the process that there is; another one would not know what is meant -----------
+
+    async def hall(self) -> Hall:
+        return await self._now.hall()
+
+    async def broadcast(self, call: Call) -> None:
+        await self._now.broadcast(call)
+
+    async def lose(self, loss: Loss) -> None:
+        await self._now.lose(loss)
+
     # --- the parts --------------------------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> TrainerClient:
+        if self._life is None:
+            raise TrainerLostError("the trainer is being started again, or has ended")
+        return self._life.client
 
     async def _ask(self, what: Callable[[TrainerClient], Awaitable[T]]) -> T:
         while True:

@@ -16,6 +16,7 @@ from fleuve.types import (
     Completion,
     GenerationRequest,
     Interrupt,
+    Invitation,
     PackedCompletion,
     Progress,
     ProgressRequest,
@@ -43,6 +44,9 @@ class _Health(msgspec.Struct):
 
 class EngineClient:
     """Implements `contracts.RolloutEngine`; calls have deadlines, and fail with a RolloutError naming the worker."""
+
+    seats = 1
+    """In how many processes it takes broadcasts."""
 
     def __init__(
         self, name: str, url: str, request_timeout: float, update_timeout: float, token: str | None = None
@@ -80,13 +84,17 @@ class EngineClient:
         reply = await self._call("GET", "/health", None, self._update_timeout, "a probe")
         return self._decoded(lambda: msgspec.json.decode(reply, type=_Health), "a probe").version
 
-    async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
+    async def update_weights(
+        self, weights: WeightFile, interrupt: Interrupt, invitation: Invitation | None = None
+    ) -> WeightUpdate:
+        """See the contract; with an `invitation` the weights come by broadcast."""
         body = UpdateRequest(
             version=weights.version,
             path=weights.path,
             bytes=weights.bytes,
             checksum=weights.checksum,
             interrupt=interrupt,
+            invitation=invitation or msgspec.UNSET,
         )
         # `finish` lets the answers in flight end first, and each of them has the time of a request.
         timeout = self._update_timeout + (self._request_timeout if interrupt == "finish" else 0.0)

@@ -26,7 +26,7 @@ from fleuve.rollout import vllm_wire as wire
 from fleuve.rollout.vllm_flight import Flight, Piece, StopWatch
 from fleuve.rollout.vllm_http import Server
 from fleuve.rollout.vllm_meeting import meet
-from fleuve.types import Completion, GenerationRequest, Interrupt, Progress, WeightFile, WeightUpdate
+from fleuve.types import Completion, GenerationRequest, Interrupt, Invitation, Progress, WeightFile, WeightUpdate
 
 Versions = Literal["auto", "spans", "pieces"]
 
@@ -34,6 +34,8 @@ ARRIVAL = 5.0
 """Seconds for requests on their way to arrive, and for the ends of aborted ones to come."""
 AGAIN = 0.25
 """Seconds until an abort is repeated: a request may have arrived, and not be among those that can be aborted yet."""
+RECEIVED = 0.05
+"""Seconds between two questions whether a broadcast is over."""
 LABEL_PATIENCE = 1.0
 """Seconds in which the engine is to say which weights it has; one in a long step is taken at its server's word."""
 
@@ -63,6 +65,8 @@ class VllmEngine:
         self.name = name
         self.version = version
         """That the server samples with, as far as this client has seen to it."""
+        self.seats = 0
+        """In how many processes it takes broadcasts; 0: it takes none."""
         self._initial = version
         self._request_timeout = request_timeout
         self._update_timeout = update_timeout
@@ -97,7 +101,7 @@ class VllmEngine:
         except BaseException:
             await self._server.__aexit__()
             raise
-        self._context, self._labelled = able.context, able.spans
+        self._context, self._labelled, self.seats = able.context, able.spans, able.seats
         self.version = self._initial if able.version is None else able.version
         if self._versions == "spans" and not able.spans:
             raise RolloutError(f'{self.name}: the server labels no weights: rollout.vllm.versions is to be "pieces"')
@@ -203,15 +207,17 @@ class VllmEngine:
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
-    async def update_weights(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
-        """Read, verify and swap in new weights. An update that is repeated, or older than what is loaded already,
-        changes nothing and is acknowledged. One that is refused leaves the old weights in use; one that fails half-way
-        leaves the server paused for good."""
+    async def update_weights(
+        self, weights: WeightFile, interrupt: Interrupt, invitation: Invitation | None = None
+    ) -> WeightUpdate:
+        """Read (or receive, by `invitation`), verify and swap in new weights. An update that is repeated, or older than
+        what is loaded already, changes nothing and is acknowledged. One that is refused leaves the old weights in use;
+        one that fails half-way leaves the server paused for good."""
         if self._has(weights):
             return WeightUpdate(version=self.version, interrupted=0, seconds=0.0)
         task = self._updates.get(weights)
         if task is None:
-            task = self._updates[weights] = asyncio.create_task(self._update(weights, interrupt))
+            task = self._updates[weights] = asyncio.create_task(self._update(weights, interrupt, invitation))
             task.add_done_callback(lambda done: self._updated(weights, done))
         return await asyncio.shield(task)  # a caller that goes away does not undo it, one that retries joins it
 
@@ -225,7 +231,7 @@ class VllmEngine:
             return False
         return weights == self._loaded or weights.version < self.version
 
-    async def _update(self, weights: WeightFile, interrupt: Interrupt) -> WeightUpdate:
+    async def _update(self, weights: WeightFile, interrupt: Interrupt, invitation: Invitation | None) -> WeightUpdate:
         what = f"the update to version {weights.version}"
         if interrupt == "keep" and not self._spans:
             raise RolloutError(
@@ -236,8 +242,10 @@ class VllmEngine:
                 raise RolloutError(f"{self.name}: {self._why}")
             if self._has(weights):
                 return WeightUpdate(version=self.version, interrupted=0, seconds=0.0)
-            prepare = {"method": "fleuve_prepare", "args": [msgspec.json.encode(weights).decode()]}
-            await self._server.post("/collective_rpc", prepare, what)
+            if invitation is None:
+                await self._server.workers("fleuve_prepare", [weights], what)
+            else:
+                await self._receive(weights, invitation, what)
             if interrupt == "finish" and any(flight.has_tokens for flight in self._flights.values()):
                 await self._until_running(what)  # whoever paused it lets the answers end first
             async with self._switch:
@@ -253,6 +261,16 @@ class VllmEngine:
                     self._swapping = False
             self._open.set()
             return result
+
+    async def _receive(self, weights: WeightFile, invitation: Invitation, what: str) -> None:
+        """Have the server's workers receive, beside what they compute."""
+        await self._server.workers("fleuve_receive", [weights, invitation], what)
+        try:
+            async with asyncio.timeout(self._update_timeout):
+                while None in await self._server.workers("fleuve_received", [], what):  # noqa: ASYNC110 (its state)
+                    await asyncio.sleep(RECEIVED)
+        except TimeoutError:
+            raise RolloutError(f"{self.name}: {what}: no broadcast within {self._update_timeout:g} s") from None
 
     async def _until_running(self, what: str) -> None:
         limit = self._update_timeout + self._request_timeout

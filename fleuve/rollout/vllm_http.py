@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -45,6 +45,17 @@ class Server:
     async def post(self, path: str, body: Mapping[str, Any] | None, what: str, timeout: float | None = None) -> bytes:
         """See `call`."""
         return await self.call("POST", path, body, what, timeout)
+
+    async def workers(self, method: str, args: Sequence[msgspec.Struct], what: str) -> list[Any]:
+        """What a method of Fleuve's extension returns in each of the server's workers. Raises as `call` does; and a
+        RolloutError if the reply cannot be read."""
+        body = {"method": method, "args": [msgspec.json.encode(arg).decode() for arg in args]}
+        reply = await self.post("/collective_rpc", body, what)
+        try:
+            results: list[Any] = msgspec.json.decode(reply)["results"]
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise RolloutError(f"{self.name}: its answer to {what} cannot be read: {error}") from error
+        return results
 
     async def call(
         self, method: str, path: str, body: Mapping[str, Any] | None, what: str, timeout: float | None = None

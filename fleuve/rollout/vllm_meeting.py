@@ -17,11 +17,13 @@ _LOOK = "a first look"
 @dataclass(frozen=True)
 class Abilities:
     """`version` is what was loaded last; None: nothing since it was started. `context`: the longest sequence that it
-    takes, if it says so. `spans`: it says which weights sampled a token."""
+    takes, if it says so. `spans`: it says which weights sampled a token. `seats`: in how many processes it takes
+    broadcasts; 0: its extension knows of none."""
 
     version: int | None
     context: int | None
     spans: bool
+    seats: int
 
 
 async def meet(server: Server) -> Abilities:
@@ -30,7 +32,8 @@ async def meet(server: Server) -> Abilities:
     Raises:
         RolloutError: it lacks an option, in words that say which; or its weights are half of one version.
     """
-    state = await _state(server)
+    states = await _states(server)
+    state = states[0]
     if not state.get("whole"):
         raise RolloutError(
             f"{server.name}: an update of the weights of {server.url} failed half-way: it has to be started anew"
@@ -46,13 +49,16 @@ async def meet(server: Server) -> Abilities:
         spans = False
     await server.post("/resume", None, _LOOK)
     await _try_out(server)
-    return Abilities(state.get("version"), context, spans)
+    seats = len(states) if all(one.get("broadcasts") for one in states) else 0
+    return Abilities(state.get("version"), context, spans, seats)
 
 
-async def _state(server: Server) -> dict[str, Any]:
+async def _states(server: Server) -> list[dict[str, Any]]:
+    """What each of the server's workers says of itself."""
     try:
         reply = _read(server, await server.post("/collective_rpc", {"method": "fleuve_state"}, _LOOK))
-        state: dict[str, Any] = reply["results"][0]
+        first: dict[str, Any] = reply["results"][0]
+        states = [first, *(dict(one) for one in reply["results"][1:])]
     except WorkerLostError:
         raise
     except (RolloutError, KeyError, IndexError, TypeError) as error:
@@ -60,7 +66,7 @@ async def _state(server: Server) -> dict[str, Any]:
             f"{server.name}: {server.url} is no vLLM server with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls "
             f"fleuve_vllm.worker.FleuveWorker (docs/vllm.md): {error}"
         ) from error
-    return state
+    return states
 
 
 async def _try_out(server: Server) -> None:

@@ -39,8 +39,7 @@ def main(argument: str) -> None:
         _serve_rank(settings, options)
         return
     given = options.get("weights_directory")
-    parent = settings.weights.path if settings.weights.transport == "path" else None
-    directory = Path(given) if given else make_directory(parent)
+    directory = Path(given) if given else make_directory(settings.weights.parent)
     adopt(on_orphaned=lambda: shutil.rmtree(directory, ignore_errors=True))
 
     sock = _socket(options)
@@ -51,6 +50,7 @@ def main(argument: str) -> None:
     from aiohttp import web
     from transformers.utils.logging import disable_progress_bar
 
+    from fleuve.train.broadcasting import add_broadcasts
     from fleuve.train.leader import Leader
     from fleuve.train.ranks import Meeting, join_ranks
     from fleuve.train.server import TrainerServer
@@ -75,8 +75,11 @@ def main(argument: str) -> None:
 
     try:
         server = TrainerServer(make_trainer, directories, token, meeting)
+        app = server.app()
+        if settings.weights.transport == "broadcast":
+            add_broadcasts(app, settings, sock.getsockname()[0], directory)
         try:
-            web.run_app(server.app(), sock=sock, print=None, access_log=None, shutdown_timeout=0.2)
+            web.run_app(app, sock=sock, print=None, access_log=None, shutdown_timeout=0.2)
         finally:
             server.close()
     finally:

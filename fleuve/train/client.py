@@ -15,6 +15,7 @@ import msgspec
 from fleuve.contracts import TrainerError, TrainerLostError
 from fleuve.errors import UserError
 from fleuve.types import Batch, StepResult, WeightFile, decode, encode
+from fleuve.weights.invitation import Call, Hall, Loss
 from fleuve.wire.guard import bearer
 
 T = TypeVar("T")
@@ -75,6 +76,23 @@ class TrainerClient:
         """Write the current version's weights; `served` is the version that the workers have."""
         body = json.dumps({"served": served}).encode()
         return self._decoded(await self._post("publish", "/publish", body), WeightFile, "publish")
+
+    async def hall(self) -> Hall:
+        """Where it holds the meetings of its broadcasts."""
+        answer = await self._request("a broadcast", "GET", "/broadcast", None, INTERRUPT_TIMEOUT)
+        return self._decoded(answer, Hall, "a broadcast")
+
+    async def broadcast(self, call: Call) -> None:
+        """Send published weights; returns when that is over.
+
+        Raises:
+            TrainerError: it broke off, or nobody came.
+        """
+        await self._post(f"the broadcast of version {call.weights.version}", "/broadcast", encode(call))
+
+    async def lose(self, loss: Loss) -> None:
+        """A member of a broadcast is not to be waited for."""
+        await self._post("a loss", "/lose", encode(loss), INTERRUPT_TIMEOUT)
 
     async def save(self, path: Path) -> None:
         """Write a checkpoint directory (on the trainer's machine).

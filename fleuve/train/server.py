@@ -1,7 +1,7 @@
 """The trainer behind HTTP.
 
 All torch work runs in one thread of its own, one call after the other; the event loop stays free to answer `/health`
-and `/interrupt` in the middle of a step.
+and `/interrupt` in the middle of a step, and to have what is published broadcast beside it (`train.broadcasting`).
 
     POST /step?id=  Batch → StepResult            POST /save, /load   {path} → {version}
     POST /publish   {served} → WeightFile         GET  /health        {name, version, busy}

@@ -1,6 +1,8 @@
-"""Published weights into a vLLM worker's model: a safetensors file in shared memory, or on a path that all sides see.
+"""Published weights into a vLLM worker's model: a safetensors file in shared memory or on a path that all sides see, or
+its bytes by broadcast.
+Of a file with adapters it makes whole weights, from those that the server was started with.
 
-Where there are several workers (tensor parallel), each reads the file and takes its part.
+Where there are several workers (tensor parallel), each gets the whole file and takes its part.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from fleuve.types import WeightFile
+from fleuve.types import Invitation, WeightFile
 from fleuve.weights.adapters import Adapter, adapters_of, merged
+from fleuve.weights.broadcast import Receiver
 from fleuve.weights.store import WeightError, read_weights
 from fleuve.wire.confine import confined
 
@@ -56,6 +60,9 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):
         self.version: int | None = None
         self.whole = True
         self._prepared: tuple[WeightFile, dict[str, torch.Tensor]] | None = None
+        self._receiver: Receiver | None = None
+        self._receiving: Future[tuple[WeightFile, dict[str, torch.Tensor]]] | None = None
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleuve-receive")
         self._parameters = {name for name, _ in self.model.named_parameters()}  # each tied one once
         value = os.environ.get(DIRECTORIES_VARIABLE)
         self._directories = None if value is None else [Path(part) for part in value.split(os.pathsep) if part]
@@ -70,7 +77,31 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):
         file = msgspec.convert(weights, WeightFile)
         self._prepared = None
         path = file.path if self._directories is None else str(confined(file.path, self._directories))
-        tensors = read_weights(msgspec.structs.replace(file, path=path))
+        return self._hold(file, read_weights(msgspec.structs.replace(file, path=path)))
+
+    def receive(self, weights: dict[str, Any], invitation: dict[str, Any], seat: int) -> None:
+        """Begin to receive, in a thread; `seat` says which of the server's workers this is."""
+        file, asked = msgspec.convert(weights, WeightFile), msgspec.convert(invitation, Invitation)
+        if self._receiver is None:
+            self._receiver = Receiver(str(self.device), seat)
+        receiver, self._prepared = self._receiver, None
+        self._receiving = self._beside.submit(lambda: (file, receiver.read(file, asked)))
+
+    def received(self) -> int | None:
+        """How many bytes the tensors have that `receive` began to receive; None: they are not there yet.
+
+        Raises:
+            BroadcastError: they did not come, or are not what was published.
+        """
+        if self._receiving is None:
+            return None if self._prepared is None else sum(t.nbytes for t in self._prepared[1].values())
+        if not self._receiving.done():
+            return None
+        receiving, self._receiving = self._receiving, None
+        return self._hold(*receiving.result())
+
+    def _hold(self, file: WeightFile, tensors: dict[str, torch.Tensor]) -> int:
+        """Keep them for the update that follows; how many bytes they have."""
         if adapters := adapters_of(tensors):
             tensors = self._with_adapters(adapters, file.version)
         self._prepared = file, tensors
@@ -128,3 +159,4 @@ class FileTransfer(WeightTransferEngine[NoInit, FileUpdate]):
 
     def shutdown(self) -> None:
         self._prepared = None
+        self._beside.shutdown(wait=False, cancel_futures=True)
