@@ -96,6 +96,7 @@ def cluster(
         "model": {"path": "unused"},
         "data": {"train": "unused"},
         "rollout": {
+            "engine": "vllm",
             "group_size": SAMPLES,
             "max_new_tokens": LONGEST,
             "dtype": "bfloat16",

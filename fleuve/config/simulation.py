@@ -70,15 +70,16 @@ class MeasuredSettings(Section):
 
 class SimulateSettings(Section):
     """The run on virtual time. `gpus` of `hardware` in all, `rollout_gpus` of them for engines of `tensor_parallel`
-    each, the rest for the trainer (colocated: all of them for both, in turn). `finish_together`: with
+    each, the rest for the trainer, `trainer_parallel` for each micro-batch (colocated: all of them for both, in turn);
+    None is what the run's own engines and ranks have. `finish_together`: with
     `rollout.interrupt = "finish"`, no engine takes new weights, or begins an answer, until those of all have ended."""
 
     model: str | None = None
     hardware: str = "cpu"
     gpus: Positive | None = None
     rollout_gpus: Positive | None = None
-    tensor_parallel: Positive = 1
-    trainer_parallel: Positive = 1
+    tensor_parallel: Positive | None = None
+    trainer_parallel: Positive | None = None
     finish_together: bool = False
     max_running: Positive | None = None
     kv_cache_tokens: Positive | None = None

@@ -36,36 +36,36 @@ class Candidate:
         return replace(self, max_staleness=max_staleness)
 
     def apply(self, settings: Settings) -> Settings:
-        """The run that follows this plan. With all that a real run needs to agree: workers, caches, budgets."""
-        update = {"max_staleness": self.max_staleness}
+        """The run that follows this plan. With all that a real run needs to agree: workers, ranks, caches, budgets."""
+        rollout, trainer = settings.rollout, settings.trainer
+        colocated, several = self.rollout_gpus is None, (settings.simulate.gpus or 1) > 1
+        # Who computes on several GPUs needs somebody to give each process its own; devices in turn are one machine's.
+        backend = "ray" if several and not colocated and rollout.engine == "vllm" else settings.launch.backend
+        placement = "colocated" if colocated else "disaggregated"
         planned = settings.model_copy(
             update={
-                "control": settings.control.model_copy(update=update),
-                "trainer": settings.trainer.model_copy(
+                "rollout": rollout.model_copy(
+                    update={"vllm": rollout.vllm.model_copy(update={"tensor_parallel": self.tensor_parallel})}
+                ),
+                "control": settings.control.model_copy(update={"max_staleness": self.max_staleness}),
+                "trainer": trainer.model_copy(
                     update={
+                        "tensor_parallel": self.trainer_parallel,
                         "token_budget": self.token_budget,
                         "activation_checkpointing": self.recompute_activations,
                     }
                 ),
-                "launch": settings.launch.model_copy(
-                    update={"placement": "colocated" if self.rollout_gpus is None else "disaggregated"}
-                ),
+                "launch": settings.launch.model_copy(update={"backend": backend, "placement": placement}),
                 "simulate": settings.simulate.model_copy(
-                    update={
-                        "rollout_gpus": self.rollout_gpus,
-                        "tensor_parallel": self.tensor_parallel,
-                        "trainer_parallel": self.trainer_parallel,
-                    }
+                    update={"rollout_gpus": self.rollout_gpus, "tensor_parallel": None, "trainer_parallel": None}
                 ),
             }
         )
         layout = layout_of(planned)
-        # A critic's weights are not shared out.
-        ranks = 1 if planned.algorithm.baseline == "critic" else layout.ranks
         return planned.model_copy(
             update={
                 "rollout": planned.rollout.model_copy(update={"workers": layout.engines}),
-                "trainer": planned.trainer.model_copy(update={"ranks": ranks}),
+                "trainer": planned.trainer.model_copy(update={"ranks": layout.trainer_gpus}),
             }
         )
 
@@ -123,14 +123,10 @@ def _trainer_misfit(settings: Settings, memory: TrainerMemory, layout: Layout) -
 def candidates(settings: Settings, most_stale: int) -> Iterator[Candidate]:
     """Every layout of `simulate.gpus` devices with each token budget, activations recomputed or kept; memory is not yet
     looked at. Staleness is the most that is allowed: less of it is looked at later."""
-    gpus, node, sizes = settings.simulate.gpus or 1, load_hardware(settings.simulate.hardware).node, _sizes(settings)
     longest = longest_sequence(settings)
-    for tensor in sizes:
-        for trainer in sizes:
-            splits: list[int | None] = list(_splits(gpus, tensor, trainer, node))
-            if gpus % tensor == 0 and gpus % trainer == 0:
-                splits.append(None)
-            for rollout in splits:
+    for tensor in _engine_sizes(settings):
+        for trainer in _rank_sizes(settings):
+            for rollout in _splits(settings, tensor, trainer):
                 for budget in BUDGETS:
                     for again in (False, True):
                         yield Candidate(rollout, tensor, trainer, most_stale, budget * longest, again)
@@ -138,13 +134,28 @@ def candidates(settings: Settings, most_stale: int) -> Iterator[Candidate]:
 
 def largest_size(settings: Settings) -> int:
     """Devices of the largest engine or rank that is looked at."""
-    return max(_sizes(settings))
+    return max(*_engine_sizes(settings), *_rank_sizes(settings))
 
 
-def _sizes(settings: Settings) -> list[int]:
+def _engine_sizes(settings: Settings) -> list[int]:
+    """vLLM holds key-value heads more than once where an engine has more devices than they are."""
+    return _sizes(settings, model_shape_of(settings).heads if settings.rollout.engine == "vllm" else 1)
+
+
+def _rank_sizes(settings: Settings) -> list[int]:
+    """The trainer's parts of a layer are of whole key-value heads (`trainer.tensor_parallel`)."""
+    shape = model_shape_of(settings)
+    return _sizes(settings, math.gcd(shape.heads, shape.kv_heads) if _shared_out(settings) else 1)
+
+
+def _sizes(settings: Settings, heads: int) -> list[int]:
     most = min(load_hardware(settings.simulate.hardware).node, settings.simulate.gpus or 1)
-    heads = model_shape_of(settings).heads
     return [size for size in (1, 2, 4, 8) if size <= most and heads % size == 0]
+
+
+def _shared_out(settings: Settings) -> bool:
+    """Whether the trainer can have more than one device: a critic's weights are not shared out."""
+    return settings.algorithm.baseline != "critic"
 
 
 def staleness_below(most: int) -> list[int]:
@@ -152,15 +163,19 @@ def staleness_below(most: int) -> list[int]:
     return [most, *sorted((s for s in STALENESS if s < most), reverse=True)]
 
 
-def _splits(gpus: int, tensor: int, trainer: int, node: int) -> list[int]:
-    """Devices for rollout, in whole engines, that leave whole ranks; on many nodes in whole nodes."""
+def _splits(settings: Settings, tensor: int, trainer: int) -> list[int | None]:
+    """Devices for rollout, in whole engines, that leave whole ranks; on many nodes in whole nodes. None: colocated."""
+    gpus, node = settings.simulate.gpus or 1, load_hardware(settings.simulate.hardware).node
     unit = math.lcm(tensor, trainer)
     if gpus >= 8 * node and gpus % node == 0:
         unit = math.lcm(unit, node)
     whole = [r for r in range(tensor, gpus, tensor) if (gpus - r) % trainer == 0 and (r % unit == 0 or gpus <= 16)]
-    if len(whole) <= SPLITS:
-        return whole
-    return [whole[round(i * (len(whole) - 1) / (SPLITS - 1))] for i in range(SPLITS)]
+    if not _shared_out(settings):
+        whole = [gpus - 1] if gpus > 1 and (gpus - 1) % tensor == 0 else []
+    if len(whole) > SPLITS:
+        whole = [whole[round(i * (len(whole) - 1) / (SPLITS - 1))] for i in range(SPLITS)]
+    in_turn = gpus % tensor == 0 and gpus % trainer == 0 and (_shared_out(settings) or gpus == 1)
+    return [*whole, *([None] if in_turn else [])]
 
 
 def _gb(size: float) -> str:

@@ -37,23 +37,24 @@ class EngineCosts:
         """
         simulate, rollout = settings.simulate, settings.rollout
         hardware, shape = load_hardware(simulate.hardware), model_shape_of(settings)
-        shape.check_split(simulate.tensor_parallel, "simulate.tensor_parallel")
+        layout = layout_of(settings)
+        shape.check_split(layout.tensor_parallel, "simulate.tensor_parallel")
         if simulate.gpus is not None:
-            memory = engine_memory(settings, hardware, shape, layout_of(settings))
+            memory = engine_memory(settings, hardware, shape, layout)
             capacity = simulate.kv_cache_tokens or memory.kv_tokens
         else:
             capacity = simulate.kv_cache_tokens or rollout.kv_cache_tokens
         longest = simulate.prompt_tokens + rollout.max_new_tokens
         if capacity < longest:
             raise UserError(
-                f"an engine on {simulate.tensor_parallel} × {hardware.name} has room for {max(capacity, 0):,} tokens "
+                f"an engine on {layout.tensor_parallel} × {hardware.name} has room for {max(capacity, 0):,} tokens "
                 f"of KV cache beside the weights of {shape.name}, the longest sequence is {longest:,} tokens"
             )
         return cls(
             hardware=hardware,
             shape=shape,
             dtype=rollout.dtype,
-            devices=simulate.tensor_parallel,
+            devices=layout.tensor_parallel,
             costs=simulate.costs,
             measured=simulate.measured,
             kv_capacity_tokens=capacity,

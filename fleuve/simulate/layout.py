@@ -43,11 +43,12 @@ def layout_of(settings: Settings) -> Layout:
     """
     simulate = settings.simulate
     colocated = settings.launch.placement == "colocated"
-    tensor, trainer = simulate.tensor_parallel, simulate.trainer_parallel
+    tensor, trainer = _engine_size(settings), _rank_size(settings)
     if simulate.gpus is None:
         if simulate.rollout_gpus is not None:
             raise UserError(f"simulate.rollout_gpus = {simulate.rollout_gpus} needs simulate.gpus, the devices in all")
-        return Layout(settings.rollout.workers, tensor, settings.trainer.ranks, trainer, colocated)
+        ranks = max(1, settings.trainer.ranks // trainer)
+        return Layout(settings.rollout.workers, tensor, ranks, trainer, colocated)
     gpus = simulate.gpus
     if colocated:
         rollout = simulate.rollout_gpus or gpus
@@ -76,6 +77,18 @@ def layout_of(settings: Settings) -> Layout:
                 f"{max(d for d in range(1, size + 1) if devices % d == 0)} does"
             )
     return Layout(rollout // tensor, tensor, training // trainer, trainer, colocated)
+
+
+def _engine_size(settings: Settings) -> int:
+    rollout = settings.rollout
+    own = rollout.vllm.tensor_parallel if rollout.engine == "vllm" else 1
+    return settings.simulate.tensor_parallel or own
+
+
+def _rank_size(settings: Settings) -> int:
+    """Devices that share a micro-batch: there is one price for sharing its tokens and for sharing its layers."""
+    trainer = settings.trainer
+    return settings.simulate.trainer_parallel or trainer.tensor_parallel * trainer.context_parallel
 
 
 def _default_rollout(gpus: int, tensor: int, trainer: int) -> int:

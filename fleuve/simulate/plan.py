@@ -14,6 +14,7 @@ from fleuve.simulate.estimate import Estimate, Work, estimate, work_of
 from fleuve.simulate.hardware import load_hardware
 from fleuve.simulate.layout import layout_of
 from fleuve.simulate.lengths import DEFAULT_MEAN
+from fleuve.simulate.planned_run import shares_gpus
 from fleuve.simulate.result import SimulationResult
 from fleuve.simulate.run import simulate
 from fleuve.simulate.screen import Screened, fits, fitting, screen
@@ -91,7 +92,8 @@ def find_plan(
         raise UserError(refusal(settings, nearest))
     progress(f"{len(fit)} plans fit")
     search = _Search(settings, work, progress)
-    plans = search.all(screen(fit, work, layouts))
+    own = [(candidate, run) for candidate, run in fit if not shares_gpus(run)]
+    plans = search.all(screen(own or fit, work, layouts))
     staleness = {most_stale: plans[0].hours}
     chosen = most_stale
     for bound in staleness_below(most_stale)[1:]:

@@ -19,12 +19,15 @@ PATIENCE = 86_400.0
 SEARCHED = (
     "control.max_staleness",
     "launch.placement",
+    "rollout.vllm.tensor_parallel",
     "rollout.workers",
     "simulate.rollout_gpus",
     "simulate.tensor_parallel",
     "simulate.trainer_parallel",
     "trainer.activation_checkpointing",
+    "trainer.context_parallel",
     "trainer.ranks",
+    "trainer.tensor_parallel",
     "trainer.token_budget",
 )
 """Settings that a plan consists of."""
@@ -70,6 +73,7 @@ def planned_run(
         "model": {"path": path},
         "data": {"train": data or "procedural:chain"},
         "rollout": {
+            "engine": "embedded" if hardware.lower() == "cpu" else "vllm",
             "dtype": "bfloat16",
             "group_size": group_size,
             "max_new_tokens": max_new_tokens,
@@ -113,8 +117,17 @@ def _check_flags(flags: Sequence[str], own_path: bool) -> None:
             raise UserError(f"--{key} is what {option} says; leave --{key} out")
 
 
+def shares_gpus(settings: Settings) -> bool:
+    """Whether rollout and training take turns on several GPUs, which `fleuve simulate` knows and `fleuve train` not: Ray
+    gives each process devices of its own, and without it nobody hands out GPUs."""
+    in_turn = settings.launch.placement == "colocated"
+    return in_turn and settings.rollout.engine == "vllm" and (settings.simulate.gpus or 1) > 1
+
+
 def unready(settings: Settings) -> str:
-    """Why the run cannot be trained as planned, and what to set; empty if its model is one."""
+    """Why the run cannot be trained as planned, and what to set; empty if it can."""
+    if shares_gpus(settings):
+        return 'launch.placement = "colocated" on several GPUs is simulated, not trained: give it more of them'
     try:
         inspect_model(settings.model.path)
     except UserError as error:

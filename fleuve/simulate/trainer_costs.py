@@ -51,7 +51,7 @@ class TrainerCosts:
         """
         trainer, algorithm = settings.trainer, settings.algorithm
         shape = model_shape_of(settings)
-        shape.check_split(settings.simulate.trainer_parallel, "simulate.trainer_parallel")
+        shape.check_split(layout_of(settings).trainer_parallel, "simulate.trainer_parallel")
         own_critic = algorithm.baseline == "critic" and settings.critic.backbone == "own"
         return cls(
             hardware=load_hardware(settings.simulate.hardware),

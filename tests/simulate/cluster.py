@@ -29,7 +29,7 @@ def cluster(model: str = "qwen-7b", hardware: str = "h100", **changes: dict[str,
     tables: dict[str, dict[str, Any]] = {
         "model": {"path": model},
         "data": {"train": "procedural:chain"},
-        "rollout": {"dtype": "bfloat16", "max_new_tokens": 8192, "group_size": 4},
+        "rollout": {"engine": "vllm", "dtype": "bfloat16", "max_new_tokens": 8192, "group_size": 4},
         "control": {"batch_size": 16},
         "trainer": {"dtype": "bfloat16", "minibatches": 2, "token_budget": 16384, "activation_checkpointing": True},
         "simulate": {"hardware": hardware, "gpus": 16, "rollout_gpus": 8, "costs": IDEAL},

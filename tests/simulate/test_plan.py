@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import subprocess
@@ -90,6 +91,20 @@ def test_every_candidate_uses_all_devices_in_whole_engines_and_ranks() -> None:
         layout = layout_of(candidate.apply(settings))  # raises where they are not whole
         assert layout.gpus == 24
         assert candidate.token_budget >= 128 + 1024
+
+
+def test_ranks_have_whole_key_value_heads_and_only_vllm_has_engines_of_several_devices() -> None:
+    settings = cluster("qwen-1.5b", simulate={"gpus": 16, "rollout_gpus": None})  # 12 heads, 2 key-value heads
+    found = list(candidates(settings, 4))
+    assert {c.tensor_parallel for c in found} == {1, 2, 4}
+    assert {c.trainer_parallel for c in found} == {1, 2}
+    embedded = cluster(rollout={"engine": "embedded"}, simulate={"gpus": 16, "rollout_gpus": None})
+    assert {c.tensor_parallel for c in candidates(embedded, 4)} == {1}
+
+
+def test_a_critic_whose_weights_are_not_shared_out_gets_one_device() -> None:
+    settings = cluster("qwen-1.5b", algorithm={"preset": "ppo"}, simulate={"gpus": 16, "rollout_gpus": None})
+    assert {layout_of(c.apply(settings)).trainer_gpus for c in candidates(settings, 4)} == {1}
 
 
 def test_many_nodes_are_split_by_whole_nodes() -> None:
@@ -253,7 +268,7 @@ def test_of_a_file_without_a_model_around_it_plan_and_note_say_what_to_set(tmp_p
 
 def test_the_planned_ranks_are_the_trainers_where_its_weights_can_be_shared_out(tmp_path: Path) -> None:
     for plan in planned().plans:
-        assert plan.settings.trainer.ranks == layout_of(plan.settings).ranks
+        assert plan.settings.trainer.ranks == layout_of(plan.settings).trainer_gpus
     critic = run(flags=[*LENGTHS, "--algorithm.preset", "ppo"])
     fit, _ = fitting(critic, 1)
     assert {r.trainer.ranks for _, r in fit} == {1}
@@ -287,6 +302,10 @@ def test_a_deadline_that_no_plan_meets_is_said_with_the_plan() -> None:
         only(run(flags=[*LENGTHS, "--trainer.step_timeout", "0.1"]))
 
 
+def has_ray() -> bool:
+    return importlib.util.find_spec("ray") is not None
+
+
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     options = ["--prompt", "128", "--answer", "256", "--batch", "4", "--group-size", "2", "--steps", "6"]
     return subprocess.run(
@@ -299,13 +318,22 @@ def test_the_command_prints_a_plan_and_writes_a_file_that_check_accepts(tmp_path
     done = command("qwen-1.5b", "--gpus", "2", "--max-staleness", "1", "--layouts", "1", "--write", str(path))
     assert (done.returncode, done.stderr) == (0, "")
     assert "rollout + training GPUs" in done.stdout
+    written = load_settings(path)
+    assert (written.rollout.engine, written.launch.backend) == ("vllm", "ray")
     checked = subprocess.run(
         [sys.executable, "-m", "fleuve", "check", str(path), "--run_dir", str(tmp_path / "run")],
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert checked.returncode == 0, checked.stderr
+    missing = [] if has_ray() else ['error: launch.backend = "ray" needs Ray, which is not installed']
+    assert [line.split(":")[0] + ":" + line.split(":")[1] for line in checked.stderr.splitlines()] == missing
+
+
+def test_a_plan_that_only_fits_in_turn_on_several_gpus_says_that_it_cannot_be_trained() -> None:
+    best = only(planned_run("qwen-7b", 2, "h200", 128, 512, batch_size=4, group_size=4, steps=10, flags=LENGTHS)).settings
+    assert best.launch.placement == "colocated"
+    assert "on several GPUs is simulated, not trained" in unready(best)
 
 
 def test_the_command_refuses_in_one_line_with_exit_code_2() -> None:
