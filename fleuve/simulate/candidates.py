@@ -154,8 +154,8 @@ def _sizes(settings: Settings, heads: int) -> list[int]:
 
 
 def _shared_out(settings: Settings) -> bool:
-    """Whether the trainer can have more than one device: a critic's weights are not shared out."""
-    return settings.algorithm.baseline != "critic"
+    """Whether the trainer can have more than one device: a critic's weights are not shared out, nor are adapters."""
+    return settings.algorithm.baseline != "critic" and not settings.lora.rank
 
 
 def staleness_below(most: int) -> list[int]:

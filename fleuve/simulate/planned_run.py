@@ -118,8 +118,8 @@ def _check_flags(flags: Sequence[str], own_path: bool) -> None:
 
 
 def shares_gpus(settings: Settings) -> bool:
-    """Whether rollout and training take turns on several GPUs, which `fleuve simulate` knows and `fleuve train` not: Ray
-    gives each process devices of its own, and without it nobody hands out GPUs."""
+    """Whether rollout and training take turns on several GPUs, which `fleuve simulate` knows and `fleuve train` does
+    not: Ray gives each process devices of its own, and without it nobody hands out GPUs."""
     in_turn = settings.launch.placement == "colocated"
     return in_turn and settings.rollout.engine == "vllm" and (settings.simulate.gpus or 1) > 1
 

@@ -102,8 +102,10 @@ def test_ranks_have_whole_key_value_heads_and_only_vllm_has_engines_of_several_d
     assert {c.tensor_parallel for c in candidates(embedded, 4)} == {1}
 
 
-def test_a_critic_whose_weights_are_not_shared_out_gets_one_device() -> None:
-    settings = cluster("qwen-1.5b", algorithm={"preset": "ppo"}, simulate={"gpus": 16, "rollout_gpus": None})
+@pytest.mark.parametrize("change", [{"algorithm": {"preset": "ppo"}}, {"lora": {"rank": 8}}])
+def test_what_is_not_shared_out_over_ranks_gets_one_device(change: dict[str, dict[str, object]]) -> None:
+    """A critic, and adapters."""
+    settings = cluster("qwen-1.5b", **change, simulate={"gpus": 16, "rollout_gpus": None})
     assert {layout_of(c.apply(settings)).trainer_gpus for c in candidates(settings, 4)} == {1}
 
 
@@ -331,7 +333,8 @@ def test_the_command_prints_a_plan_and_writes_a_file_that_check_accepts(tmp_path
 
 
 def test_a_plan_that_only_fits_in_turn_on_several_gpus_says_that_it_cannot_be_trained() -> None:
-    best = only(planned_run("qwen-7b", 2, "h200", 128, 512, batch_size=4, group_size=4, steps=10, flags=LENGTHS)).settings
+    wanted = planned_run("qwen-7b", 2, "h200", 128, 512, batch_size=4, group_size=4, steps=10, flags=LENGTHS)
+    best = only(wanted).settings
     assert best.launch.placement == "colocated"
     assert "on several GPUs is simulated, not trained" in unready(best)
 
