@@ -49,6 +49,14 @@ def lora_problems(lora: LoraSettings, model: ModelFacts | None) -> list[str]:
     return problems
 
 
+def lora_summary(lora: LoraSettings) -> list[str]:
+    """What learns, in a line; none where it is all weights."""
+    if not lora.rank:
+        return []
+    where = ", ".join(lora.modules) or "all linear layers but the output head"
+    return [f"adapters of rank {lora.rank} (alpha {lora.alpha:g}) learn, and are all that is published: {where}"]
+
+
 def lora_notes(lora: LoraSettings) -> list[str]:
     """What is given without effect."""
     unused = [] if lora.rank else [name for name in ("alpha", "modules") if name in lora.model_fields_set]

@@ -17,7 +17,7 @@ from fleuve.config.algorithm_checks import algorithm_notes, algorithm_summary, g
 from fleuve.config.data_facts import DataFacts, inspect_data
 from fleuve.config.launching import require_ray
 from fleuve.config.light_tokenizer import LightTokenizer
-from fleuve.config.lora import lora_notes, lora_problems
+from fleuve.config.lora import lora_notes, lora_problems, lora_summary
 from fleuve.config.models import ModelFacts, inspect_model
 from fleuve.config.problems import Problems
 from fleuve.config.rank_checks import heads_problem, rank_notes
@@ -216,6 +216,7 @@ def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[st
         f"data {settings.data.train}: {train}",
         f"{settings.steps} steps of {control.batch_size} groups × {rollout.group_size} answers = {answers} answers, "
         f"{settings.trainer.minibatches} minibatches each",
+        *lora_summary(settings.lora),
         algorithm_summary(settings.algorithm),
         f"{slots} slots = ({control.max_staleness} + 1) × {control.batch_size}: {kind}, overdue: {control.overdue}",
         f"at most {answers * rollout.max_new_tokens:,} new tokens a step, {workers}, {settings.launch.placement}",

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from fleuve.config.nearest import did_you_mean
 from fleuve.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -26,7 +27,10 @@ def refuse_pickle(directory: Path) -> None:
         UserError: `directory` holds weights only as pickles, or an adapter.
     """
     if (directory / "adapter_config.json").exists():
-        raise UserError(f"{directory} is an adapter, not a model: merge it into its base model and save that")
+        whole = directory.parent / "model"  # as a checkpoint has it
+        hint = did_you_mean(str(whole) if (whole / "config.json").exists() else None)
+        hint = hint or ": merge it into its base model and save that"
+        raise UserError(f"{directory} is an adapter, not a model{hint}")
     if next(directory.glob("*.safetensors"), None) is None:
         pickles = sorted(path.name for pattern in _PICKLED for path in directory.glob(pattern))
         if pickles:

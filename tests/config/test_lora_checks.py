@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from fleuve.config.changes import Changes
 from fleuve.config.lora import LoraSettings, lora_problems
 from fleuve.config.models import inspect_model
+from fleuve.config.preflight import preflight
 
 
 @pytest.fixture
@@ -31,6 +32,14 @@ def layered(model: Path) -> Path:
 def test_layers_that_the_model_has_are_no_problem(make: Make, layered: Path) -> None:
     assert not [n for n in notes(make(lora={"rank": 8, "modules": ["q_proj", "up_proj"]})) if "lora" in n]
     assert lora_problems(LoraSettings(rank=8), inspect_model(str(layered))) == []
+
+
+def test_what_learns_is_said(make: Make, layered: Path) -> None:
+    said = [line for line in preflight(make(lora={"rank": 8})) if "adapters" in line]
+    assert said == [
+        "ok: adapters of rank 8 (alpha 32) learn, and are all that is published: all linear layers but the output head"
+    ]
+    assert not [line for line in preflight(make()) if "adapters" in line]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tiny import make_batch, make_trainer, same_weights, save_tiny_model, weight
 from transformers import AutoModelForCausalLM
 
 from fleuve.errors import UserError
+from fleuve.modeling.loading import load_model
 from fleuve.train import checkpoint
 from fleuve.train.microbatch import make_micro_batches, sample_of
 from fleuve.train.policy import Policy
@@ -116,7 +117,8 @@ def test_peft_opens_the_adapter_and_finds_the_same_logits(model: Path, tmp_path:
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "c" / checkpoint.MODEL)
     assert torch.allclose(_logits(opened), _logits(whole), atol=1e-4)
     assert not torch.allclose(plain, _logits(whole), atol=0.1)
-    assert type(whole).__name__ == type(base).__name__
+    with pytest.raises(UserError, match=r"adapter is an adapter, not a model; did you mean .*/c/model\?"):
+        load_model(str(tmp_path / "c" / "adapter"), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
