@@ -9,11 +9,11 @@ off is never there under its name. Imports no torch.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import shutil
 import socket
+import time
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,6 +30,9 @@ from fleuve.wire.guard import bearer, guard
 CHUNK = 4 << 20
 """Bytes that are read and checked at a time."""
 
+SWEPT = 0.5
+"""Seconds after which whoever holds a directory lives in it, and does not just sweep it away."""
+
 _NAME = re.compile(r"weights-\d{8}\.safetensors")
 
 
@@ -43,10 +46,7 @@ class Mirror:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._busy = asyncio.Lock()
-        self._held: int | None = None
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(BlockingIOError):  # else whoever made it lives on this machine, and removes it
-            self._held = claim(directory, MAKER)
+        self._held = _make(directory)
 
     def close(self) -> None:
         """Remove the copy."""
@@ -90,6 +90,22 @@ class Mirror:
         for path in self.directory.glob("weights-*"):
             if path.name not in names:
                 path.unlink(missing_ok=True)
+
+
+def _make(directory: Path) -> int | None:
+    """Make `directory` this process's; None where whoever made it lives on this machine, and removes it. It is there
+    for a moment before it is held: should another run's sweep meet it then, it is made again."""
+    deadline = time.monotonic() + SWEPT
+    while True:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            return claim(directory, MAKER)
+        except FileNotFoundError:  # swept away
+            continue
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
 
 
 async def _fetch(session: aiohttp.ClientSession, path: Path, file: WeightFile, what: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import socket
+import threading
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +16,8 @@ import aiohttp
 import pytest
 
 from fleuve.types import WeightFile
+from fleuve.weights import directory
+from fleuve.weights import mirror as mirror_module
 from fleuve.weights.mirror import Mirror, MirrorError, serve
 from fleuve.wire.guard import bearer
 
@@ -107,6 +112,30 @@ async def test_a_file_elsewhere_is_not_written(tmp_path):
     async with served(tmp_path / "source") as url:
         with pytest.raises(MirrorError, match="no published weights file"):
             await Mirror(tmp_path / "there").bring(file, url, TOKEN, 30)
+
+
+@pytest.mark.parametrize("when", ["before its file is there", "while it is locked"])
+def test_a_mirror_that_is_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch, when):
+    """Another run's sweep comes between any two of the maker's steps."""
+    claim, there, swept = directory.claim, tmp_path / "fleuve-1-w", []
+
+    def swept_first(path: Path, name: str) -> int:
+        if not swept:
+            swept.append(path)
+            if when == "while it is locked":
+                held = claim(path, name)
+                threading.Timer(0.1, lambda: (shutil.rmtree(path), os.close(held))).start()
+            else:
+                assert directory.sweep(tmp_path) == [path]
+        return claim(path, name)
+
+    monkeypatch.setattr(mirror_module, "claim", swept_first)
+    mirror = Mirror(there)
+    assert swept == [there]
+    assert there.is_dir()
+    assert directory.sweep(tmp_path) == []
+    mirror.close()
+    assert not there.exists()
 
 
 def test_a_mirror_on_the_machine_of_the_original_leaves_it_there(tmp_path):
