@@ -5,8 +5,8 @@
 The trainer's side is this process: fp32 masters, published in the workers' dtype by the trainer's own store. Two
 embedded engines, processes of their own, generate all the while; an update is over when the last of them has
 acknowledged it, after which no token of an older version is sampled. Transports: a file in shared memory, a file on
-disk, a mirror (each worker's machine fetches over HTTP into its own shared memory; here from this process to itself),
-and with `--vllm` a vLLM server that reads from shared memory.
+disk, a mirror (each worker's machine fetches over HTTP into its own shared memory; here from this process to itself), a
+broadcast over gloo, and with `--vllm` a vLLM server that reads from shared memory.
 
 The parts are measured one by one in this process, each by itself: `gather` (masters to the workers' dtype), `write`,
 `checksum` (by the writer, and by each reader), `read`, `load` (into the model). `stands still` is what the workers say:
@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -40,15 +40,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fleuve.config.models import resolve_model
-from fleuve.config.settings import RolloutSettings
+from fleuve.config.settings import RolloutSettings, WeightsSettings
 from fleuve.contracts import RolloutEngine
 from fleuve.engine.parameters import Parameters
+from fleuve.launch.broadcasting import BroadcastEngine, Broadcasts, Receiving
 from fleuve.launch.engines import start_engine
 from fleuve.launch.kinds import KINDS
 from fleuve.modeling.loading import DTYPES, load_model
 from fleuve.types import GenerationRequest, SamplingParams, WeightFile
 from fleuve.weights import mirror, store
+from fleuve.weights.broadcast import Sender
 from fleuve.weights.directory import make_directory
+from fleuve.weights.invitation import Call, Hall, Loss
 from fleuve.wire.listen import bind
 
 WORKERS, BUSY = 2, 4
@@ -198,6 +201,42 @@ async def by_mirror(model: Model, directory: Path, rounds: int, logs: Path) -> d
             source.store.close()
 
 
+class Here:
+    """`broadcasting.Sending` by a sender of this process."""
+
+    def __init__(self, sender: Sender) -> None:
+        self.sender = sender
+
+    async def hall(self) -> Hall:
+        return self.sender.hall
+
+    async def broadcast(self, call: Call) -> None:
+        await asyncio.to_thread(self.sender.send, call)
+
+    async def lose(self, loss: Loss) -> None:
+        self.sender.lose(loss)
+
+
+async def by_broadcast(model: Model, directory: Path, rounds: int, logs: Path) -> dict[str, float]:
+    """Workers receive what this process reads from the file that was published, all at once."""
+
+    async def deliver(file: WeightFile) -> None:
+        raise RuntimeError(f"version {file.version} did not come by broadcast")
+
+    source, settings = Source(model, directory / "weights"), WeightsSettings()
+    sender = Sender("127.0.0.1", "cpu", settings.broadcast_timeout, settings.bucket_mb << 20)
+    broadcasts = Broadcasts(Here(sender), settings.broadcast_timeout, lambda note: print(note, file=sys.stderr))
+    try:
+        async with workers(model, [directory] * WORKERS, "embedded", logs) as busy:
+            engines = cast(Sequence[Receiving], busy.engines)
+            busy.engines = [BroadcastEngine(f"w{i}", e, deliver, broadcasts) for i, e in enumerate(engines)]
+            return await _rounds(source, rounds, lambda file: busy.update(file))
+    finally:
+        sender.close()
+        await broadcasts.close()
+        source.store.close()
+
+
 async def _rounds(source: Source, rounds: int, update: Callable[[WeightFile], Any]) -> dict[str, float]:
     published, total, still = [], [], []
     for _ in range(rounds + 1):
@@ -228,6 +267,7 @@ async def measure(model: Model, disk: Path, rounds: int, vllm: bool, logs: Path)
         ("file in shared memory", "shared memory", lambda: by_file(model, memory, "embedded", rounds, logs)),
         ("file on disk", "disk", lambda: by_file(model, disk, "embedded", rounds, logs)),
         ("mirror over HTTP", "shared memory", lambda: by_mirror(model, memory, rounds, logs)),
+        ("broadcast over gloo", "shared memory", lambda: by_broadcast(model, memory, rounds, logs)),
     ]
     if vllm:
         ways.append(("vLLM, shared memory", "shared memory", lambda: by_file(model, memory, "vllm", rounds, logs)))

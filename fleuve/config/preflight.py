@@ -7,6 +7,7 @@ prompts the longest.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from functools import partial
@@ -52,6 +53,8 @@ def preflight(settings: Settings) -> list[str]:
     problems.catch(lambda: check_instruction(settings.data))
     if settings.weights.path is not None and not Path(settings.weights.path).is_dir():
         problems.add(f"weights.path = {settings.weights.path}: no such directory")
+    if settings.weights.transport == "broadcast" and not hasattr(os, "memfd_create"):
+        problems.add('weights.transport = "broadcast" needs files without names, which this system has not (Linux has)')
     for problem in vllm_problems(settings):
         problems.add(problem)
     if settings.evaluate.every and settings.data.eval is None:

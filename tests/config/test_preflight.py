@@ -36,6 +36,15 @@ def test_it_starts_nothing_and_writes_nothing(make: Make, tmp_path: Path) -> Non
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_broadcasts_need_files_without_names(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = make(weights={"transport": "broadcast"})
+    preflight(settings)
+    monkeypatch.delattr(os, "memfd_create")
+    assert problems(settings) == [
+        'weights.transport = "broadcast" needs files without names, which this system has not (Linux has)'
+    ]
+
+
 def test_a_missing_model_names_the_nearest(make: Make, model: Path) -> None:
     assert problems(make(model={"path": str(model.with_name("tinny"))})) == [
         "model.path = tinny: no such directory; did you mean tiny?"
