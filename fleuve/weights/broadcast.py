@@ -158,7 +158,9 @@ class Sender:
 
     def _tidy(self, call: Call) -> None:
         """Nobody looks any more at what was said of the meeting before; of this one, late ones may."""
-        self._lost = {loss for loss in list(self._lost) if loss.number > call.number}
+        for loss in list(self._lost):
+            if loss.number <= call.number:
+                self._lost.discard(loss)
         with contextlib.suppress(RuntimeError):
             for seat in seats_of(call.members):
                 self._store.delete_key(f"here/{call.number}/{seat}")

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from rescored import rescored
-from runs import train
+from runs import family, train
 from test_worker_death import assert_whole, output, running, steps, wait_for, worker
 
 BROADCAST = ["--weights.transport", "broadcast", "--rollout.workers", "2"]
@@ -29,6 +29,19 @@ def test_every_version_comes_to_every_worker_by_broadcast_and_versions_are_true(
     worst, mixed = rescored(run)
     assert worst < 1e-4
     assert mixed > 0 or "colocated" in flags
+
+
+def test_a_trainer_that_is_killed_comes_back_and_broadcasts_again(tmp_path):
+    with running(tmp_path, *BROADCAST, *KEPT) as process:
+        (trainer,) = [p for p in family(process)[1:] if "fleuve.train" in p.cmdline()]
+        trainer.kill()
+        wait_for(tmp_path, lambda: "the trainer is back at version" in output(tmp_path), 180)
+        before = steps(tmp_path)
+        process.wait(240)
+    run = assert_whole(tmp_path, process)
+    assert rescored(run)[0] < 1e-4
+    assert run.metrics[-1]["weights/broadcast"] >= 2 * (8 - before)
+    assert run.metrics[-1]["trainer/restarts"] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
