@@ -32,7 +32,7 @@ def require_peft() -> None:
     """
     found = importlib.util.find_spec("peft")
     if found is None or found.origin is None:  # a directory that happens to have the name has no origin
-        raise UserError('lora.rank needs peft, which is not installed: pip install "peft>=0.17"')
+        raise UserError('lora.rank needs peft, which is not installed: pip install "peft>=0.18.1"')
 
 
 def lora_problems(lora: LoraSettings, model: ModelFacts | None) -> list[str]:

@@ -59,7 +59,7 @@ def test_other_layers_are_named_with_the_nearest_that_there_is(make: Make, layer
 def test_without_peft_one_line_says_how_to_get_it(make: Make, layered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     (line,) = problems(make(lora={"rank": 8}))
-    assert line == 'lora.rank needs peft, which is not installed: pip install "peft>=0.17"'
+    assert line == 'lora.rank needs peft, which is not installed: pip install "peft>=0.18.1"'
 
 
 def test_settings_of_adapters_without_any_are_noted(make: Make) -> None:
