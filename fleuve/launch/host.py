@@ -86,6 +86,10 @@ class Host(Protocol):
         """
 
 
+class HostLostError(RuntimeError):
+    """What the processes of a run are on is lost, and they with it. One line; what else went wrong comes of it."""
+
+
 class LocalHost:
     """Every process is a child of this one."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +21,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fleuve.config.launching import RaySettings
 from fleuve.errors import UserError
 from fleuve.launch.background import in_background
+from fleuve.launch.ray_head import have_time_to_end
+
+LEAVING = 15.0
+"""Seconds for a cluster to be left, which asks its head; where it was started here, its processes end in them."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def join(settings: RaySettings) -> bool:
 
 def _init(settings: RaySettings, **arguments: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    have_time_to_end()
     former = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
@@ -78,9 +85,14 @@ def _init(settings: RaySettings, **arguments: Any) -> None:
 
 
 def disconnect() -> None:
-    """Leave the cluster, which ends what this process has running there; or end it, where it was started here."""
+    """Leave the cluster, which ends what this process has running there; or end it, where it was started here. A head
+    that hangs is told goodbye, and not waited for."""
     former = signal.getsignal(signal.SIGTERM)
-    ray.shutdown()
+    leaving = threading.Thread(target=ray.shutdown, name="leaving Ray", daemon=True)
+    leaving.start()
+    leaving.join(LEAVING)
+    if leaving.is_alive():
+        atexit.unregister(ray.shutdown)  # it would wait again
     signal.signal(signal.SIGTERM, former)
 
 

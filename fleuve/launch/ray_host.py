@@ -28,6 +28,7 @@ from fleuve.launch.placement import Placement
 from fleuve.launch.process import ChildError, LostAtStartError
 from fleuve.launch.ray_actors import Failed, NodeActor, ProcessActor, Spot, Started
 from fleuve.launch.ray_cluster import Need, NoPlaceError, Places, connect, disconnect, has_gpus
+from fleuve.launch.ray_head import watch_head
 from fleuve.launch.ray_process import LogCopy, RayProcess
 from fleuve.types import WeightFile
 
@@ -146,7 +147,9 @@ class RayHost:
                 await asyncio.gather(*(node.close.remote() for node in self._nodes.values()), return_exceptions=True)
         for node in self._nodes.values():
             await self._forget(node)
-        await in_background(self._places.close)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MARGIN):
+                await in_background(self._places.close)
 
     async def _place(self, name: str, threads: int, log_path: Path) -> Any:
         """An actor for it, on its way to its node."""
@@ -213,8 +216,9 @@ class RayHost:
         threading.Thread(target=self._places.give_up, args=(name,), daemon=True).start()
 
     async def _forget(self, actor: Any) -> None:
-        with contextlib.suppress(RayError, ValueError):
-            await in_background(lambda: ray.kill(actor))
+        with contextlib.suppress(RayError, ValueError, TimeoutError):
+            async with asyncio.timeout(MARGIN):  # it asks the head
+                await in_background(lambda: ray.kill(actor))
 
 
 class _Probe:
@@ -270,8 +274,11 @@ async def open_ray_host(
             else f"a Ray cluster of {nodes} node" + "s" * (nodes > 1)
         )
         try:
-            await in_background(lambda: host.reserve(placement))
-            yield host, about
+            async with asyncio.TaskGroup() as tasks:  # without a head nothing of all this goes on
+                watching = tasks.create_task(watch_head())
+                await in_background(lambda: host.reserve(placement))
+                yield host, about
+                watching.cancel()
         finally:
             await host.close()
     finally:

@@ -16,10 +16,12 @@ from fleuve.control.controller import Controller
 from fleuve.control.fleet import Fleet
 from fleuve.data.open import open_source
 from fleuve.data.source import RowSource
+from fleuve.ending import leave
 from fleuve.errors import UserError
 from fleuve.evaluate.in_run import in_run_evaluation
 from fleuve.launch.background import in_background
 from fleuve.launch.checkpoints import Checkpoints
+from fleuve.launch.host import HostLostError
 from fleuve.launch.journal import JournalFile
 from fleuve.launch.left import what_is_left
 from fleuve.launch.local import System, fleet_policy, start
@@ -39,7 +41,7 @@ from fleuve.rewards.process import CrashError
 from fleuve.rollout.workflow import SingleTurn
 from fleuve.signals import INTERRUPTED, signals
 
-EXPECTED = (RunError, RolloutError, TrainerError, ChildError, CrashError, OSError)
+EXPECTED = (RunError, RolloutError, TrainerError, ChildError, CrashError, HostLostError, OSError)
 """What can end a run without a fault in Fleuve: one message, exit code 1."""
 
 LAST_WORDS = 1.0
@@ -64,17 +66,20 @@ def run_training(settings: Settings, resume: str = "auto") -> int:
         if isinstance(leaf, EXPECTED):
             print(f"error: {leaf}", file=sys.stderr)
             print(what_is_left(RunDirectory(settings.run_dir)), file=sys.stderr)
+            if isinstance(leaf, HostLostError):
+                leave(1)  # what its library has going cannot be ended without it
             return 1
         raise
 
 
 def _reason(error: BaseException) -> BaseException:
-    """Of the plain exceptions in nested groups, the one to report: a fault of ours before all, then a process's death,
-    which explains the connections lost to it, then whatever came first."""
+    """Of the plain exceptions in nested groups, the one to report: the loss of the host, which explains all others; a
+    fault of ours; a process's death, which explains the connections lost to it; then whatever came first."""
     leaves = _leaves(error)
+    lost = [leaf for leaf in leaves if isinstance(leaf, HostLostError)]
     faults = [leaf for leaf in leaves if not isinstance(leaf, (*EXPECTED, UserError))]
     deaths = [leaf for leaf in leaves if isinstance(leaf, ChildError)]
-    return [*faults, *deaths, *leaves][0]
+    return [*lost, *faults, *deaths, *leaves][0]
 
 
 def _leaves(error: BaseException) -> list[BaseException]:
