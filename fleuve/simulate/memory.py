@@ -90,18 +90,23 @@ def engine_memory(settings: Settings, hardware: Hardware, shape: ModelShape, lay
 
 def trainer_memory(settings: Settings, hardware: Hardware, shape: ModelShape, layout: Layout) -> TrainerMemory:
     """Of a trainer that is sharded over all its devices: weights, gradients and optimiser are each device's share of
-    the model; two layers (one computed, one fetched ahead) and the output head are gathered at a time."""
+    the model; two layers (one computed, one fetched ahead), embeddings and output head are gathered at a time.
+
+    Of the devices that share a micro-batch, those that do not share its tokens share layers: each gathers a part of
+    them, but embeddings and output head whole, for which tokens are shared."""
     trainer = settings.trainer
     bytes_each, split = BYTES[trainer.dtype], layout.trainer_parallel
+    tensor = max(1, split // trainer.context_parallel)
     gathered = 0.0
     if layout.trainer_gpus > 1:
         # Each with its gradient: weights and gradients of a layer exist whole at the same time in the backward pass.
-        gathered = 2 * (2 * shape.layer_parameters + shape.vocab * shape.hidden) * bytes_each / split
+        around = shape.vocab * shape.hidden * (1 if shape.tied else 2)
+        gathered = 2 * 2 * shape.layer_parameters * bytes_each / tensor + around * (bytes_each + BYTES["float32"])
     return TrainerMemory(
         state=state_bytes(settings, shape) / layout.trainer_gpus,
         gathered=gathered,
-        activations=trainer.token_budget * activation_bytes(settings, shape) / split,
-        logits=min(trainer.logprob_chunk, trainer.token_budget) * shape.vocab * LOGIT_BYTES / split,
+        activations=trainer.token_budget * activation_bytes(settings, shape, tensor) * tensor / split,
+        logits=min(trainer.logprob_chunk, trainer.token_budget / split) * shape.vocab * LOGIT_BYTES,
         engine=shape.weight_bytes(settings.rollout.dtype) / layout.tensor_parallel if layout.colocated else 0.0,
         reserved=_reserved(hardware),
         available=hardware.memory * settings.simulate.costs.memory_share,
@@ -124,15 +129,16 @@ def state_bytes(settings: Settings, shape: ModelShape) -> float:
     return float(shape.parameters * ((1 + critics) * learning + frozen))
 
 
-def activation_bytes(settings: Settings, shape: ModelShape) -> float:
-    """Of one token in a micro-batch, kept for the backward pass.
+def activation_bytes(settings: Settings, shape: ModelShape, tensor: int = 1) -> float:
+    """Of one token in a micro-batch, kept for the backward pass on each of `tensor` devices that share layers.
 
     A layer keeps the inputs of its norms and matrices (4 hidden), queries, keys, values and attention's output, and
     gate, up and their product; attention itself keeps nothing (it is computed anew in blocks). With recomputation only
-    each layer's input stays, and one layer's own while it is at work.
+    each layer's input stays, and one layer's own while it is at work. What is between layers every device has.
     """
     width = shape.attention_width
-    layer = 4 * shape.hidden + 2 * width + 2 * shape.kv_heads * shape.head_dim + 3 * shape.intermediate
+    inside = 2 * width + 2 * shape.kv_heads * shape.head_dim + 3 * shape.intermediate
+    layer = 4 * shape.hidden + inside / tensor
     again = settings.trainer.activation_checkpointing
     kept = shape.layers * shape.hidden + layer if again else shape.layers * layer
     return float(kept * BYTES[settings.trainer.dtype])

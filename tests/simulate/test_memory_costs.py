@@ -55,10 +55,24 @@ def test_recomputed_activations_are_each_layers_input_and_one_layer() -> None:
     assert activation_bytes(cluster(trainer={"activation_checkpointing": False}), shape) == 2 * 28 * layer
 
 
-def test_activations_grow_with_the_token_budget_and_shrink_with_tensor_parallelism() -> None:
+def test_activations_grow_with_the_token_budget_and_shrink_as_its_tokens_are_shared() -> None:
     whole = memory(cluster())
     assert memory(cluster(trainer={"token_budget": 32768})).activations == 2 * whole.activations
-    assert memory(cluster(simulate={"trainer_parallel": 2})).activations == whole.activations / 2
+    shared = memory(cluster(trainer={"ranks": 8, "context_parallel": 2}))
+    assert shared.activations == whole.activations / 2
+    assert shared.gathered == whole.gathered
+
+
+def test_ranks_that_share_layers_hold_parts_of_them_and_all_that_is_between_and_around() -> None:
+    """Qwen2.5-7B: in bf16, and its embeddings and output head, which are not tied, with gradients in fp32."""
+    shape, around = load_model_shape("qwen-7b"), 2 * 152_064 * 3584 * (2 + 4)
+    assert memory(cluster()).gathered == 8 * shape.layer_parameters + around
+    both = memory(cluster(trainer={"ranks": 8, "tensor_parallel": 4}))
+    assert both.gathered == 2 * shape.layer_parameters + around
+    between, inside = 28 * 3584 + 4 * 3584, 2 * 3584 + 2 * 512 + 3 * 18944
+    tokens = cluster().trainer.token_budget
+    assert both.activations == tokens * 2 * (between + inside / 4)
+    assert both.logits == memory(cluster()).logits
 
 
 def test_one_device_gathers_nothing() -> None:
