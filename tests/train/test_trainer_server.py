@@ -13,14 +13,17 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import torch
 from tiny import make_batch, make_trainer, same_weights, save_tiny_model, settings_for, weights_of
 
 from fleuve.contracts import TrainerError
 from fleuve.errors import UserError
 from fleuve.launch.process import ChildProcess
 from fleuve.train.client import TrainerClient
-from fleuve.types import Batch, StepResult, decode, encode
+from fleuve.types import Batch, Invitation, StepResult, WeightFile, decode, encode
+from fleuve.weights.broadcast import Receiver
 from fleuve.weights.directory import make_directory
+from fleuve.weights.invitation import Call
 from fleuve.weights.store import read_weights
 from fleuve.wire.guard import bearer
 
@@ -185,11 +188,13 @@ async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_
 
 
 async def test_who_does_not_know_the_token_or_names_other_files_is_turned_away(model: Path, tmp_path: Path) -> None:
-    async with _served(model, tmp_path) as (client, child):
+    async with _served(model, tmp_path, weights={"transport": "broadcast"}) as (client, child):
         async with aiohttp.ClientSession(child.url) as stranger:
-            for path in ("/step", "/publish", "/save", "/load", "/interrupt"):
+            for path in ("/step", "/publish", "/save", "/load", "/interrupt", "/broadcast", "/lose"):
                 async with stranger.post(path, data=b"{}") as response:
                     assert response.status == 401, path
+            async with stranger.get("/broadcast") as response:
+                assert response.status == 401
             async with stranger.get("/health") as response:
                 assert await response.json() == {}
         (tmp_path / "link").symlink_to("/etc")
@@ -198,18 +203,52 @@ async def test_who_does_not_know_the_token_or_names_other_files_is_turned_away(m
                 await client.save(Path(path))
             with pytest.raises(TrainerError, match="outside of what this server may use"):
                 await client.load(Path(path))
+        file = WeightFile(version=1, path=str(tmp_path / "config.json"), bytes=1, checksum="crc32:00000000")
+        with pytest.raises(TrainerError, match="outside of what this server may use"):
+            await client.broadcast(Call(number=1, weights=file, members={"a": 1}))
         async with aiohttp.ClientSession(child.url, headers=bearer(child.token)) as clumsy:
             for path, body in (
                 ("/save", b"[" * 100_000),
                 ("/save", b"{}"),
                 ("/publish", b""),
                 ("/step", b"\x91" * 1000),
+                ("/broadcast", b"\x91" * 1000),
+                ("/lose", b""),
             ):
                 async with clumsy.post(path, data=body) as response:
                     assert response.status == 400, (path, body[:9])
             async with clumsy.post("/pause", data=b"{}", headers={"Origin": "https://elsewhere.example"}) as response:
                 assert response.status == 403
         assert (await client.step(make_batch())).version == 1
+
+
+async def test_what_was_published_is_broadcast_while_a_step_goes_on(model: Path, tmp_path: Path) -> None:
+    async with _served(model, tmp_path, weights={"transport": "broadcast"}) as (client, _):
+        file, hall = await client.publish(), await client.hall()
+        step = asyncio.create_task(client.step(_long_batch()))
+        await _until_stepping(client)
+        invitation = Invitation(address=hall.address, key=hall.key, number=1, member="a", seconds=20.0)
+        nowhere = WeightFile(version=file.version, path="/nowhere", bytes=file.bytes, checksum=file.checksum)
+        receiving = asyncio.to_thread(Receiver().read, nowhere, invitation)
+        got, _ = await asyncio.gather(receiving, client.broadcast(Call(number=1, weights=file, members={"a": 1})))
+        assert not step.done()
+        want = read_weights(file)
+        assert got.keys() == want.keys()
+        assert all(torch.equal(got[name], want[name]) for name in want)
+        await client.interrupt()
+        await step
+
+
+async def test_it_ends_at_once_though_a_broadcast_waits_for_somebody(model: Path, tmp_path: Path) -> None:
+    async with _served(model, tmp_path, weights={"transport": "broadcast"}) as (client, child):
+        file = await client.publish()
+        call = asyncio.create_task(client.broadcast(Call(number=1, weights=file, members={"nobody": 1})))
+        await asyncio.sleep(0.5)
+        told = time.monotonic()
+        assert await child.stop() == 0
+        assert time.monotonic() - told < 2.0
+        with pytest.raises(TrainerError):
+            await call
 
 
 async def test_it_ends_within_a_second_of_being_told_to_with_connections_open(model: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from receiver import Outcome, Task, digest_of
 
-from fleuve.types import Invitation, WeightFile
+from fleuve.types import Invitation, UpdateRequest, WeightFile, encode
 from fleuve.weights.broadcast import Receiver, Sender
 from fleuve.weights.group import BroadcastError, own_address
 from fleuve.weights.invitation import Call, Loss
@@ -200,6 +200,12 @@ def test_no_memory_is_left_behind_by_what_failed_or_was_dropped(three, store, se
     maps = Path(f"/proc/{three[0].child.pid}/maps").read_text()
     assert "fleuve-weights" not in maps
     assert not any("fleuve-weights" in os.readlink(fd) for fd in Path(f"/proc/{three[0].child.pid}/fd").iterdir())
+
+
+def test_an_update_by_file_says_nothing_of_broadcasts_on_the_wire():
+    """Engines that know of none get what they always got."""
+    body = UpdateRequest(version=1, path="/w/x", bytes=1, checksum="crc32:00000000")
+    assert set(msgspec.msgpack.decode(encode(body))) == {"version", "path", "bytes", "checksum", "interrupt"}
 
 
 def test_the_address_on_the_way_to_this_machine_is_this_machine_s():
