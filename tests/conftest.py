@@ -5,12 +5,17 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from fleuve.errors import UserError
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import CodeVerifier
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What holds is the same on a busy machine; how long it takes to hold is not.
+settings.register_profile("fleuve", deadline=None)
+settings.load_profile("fleuve")
 
 
 @pytest.fixture(scope="module")

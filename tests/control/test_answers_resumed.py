@@ -151,7 +151,7 @@ def assert_goes_on(seed: int, life: Life, overdue: str, eta: int) -> None:
 
 
 @given(CASES, st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_killed_at_any_record_the_answers_of_running_groups_are_taken_as_far_as_they_had_come(case, data):
     first = live(case, [])
     records = first.memory.cut(data.draw(st.integers(0, len(first.memory.records))))
@@ -161,7 +161,7 @@ def test_killed_at_any_record_the_answers_of_running_groups_are_taken_as_far_as_
 
 
 @given(CASES, st.lists(st.floats(0, 1), min_size=2, max_size=4))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_killed_again_and_again_each_life_goes_on_with_what_all_before_it_had(case, cuts):
     records: list[Record] = []
     for share in cuts:
@@ -177,7 +177,7 @@ def test_killed_again_and_again_each_life_goes_on_with_what_all_before_it_had(ca
 
 
 @given(SEEDS, st.integers(1, 3), st.floats(2, 12))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_checkpoint_keeps_what_was_known_of_answers_that_had_begun_and_they_go_on_there(seed, eta, seconds):
     case = {"seed": seed, "eta": eta, "overdue": "wait", "checkpoint_every": 0, "interrupt": "recompute",
             "continuing": True}  # fmt: skip

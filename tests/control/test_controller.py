@@ -41,7 +41,7 @@ def assert_conserved(world: World) -> None:
 
 
 @given(SEEDS, st.integers(0, 6), st.integers(1, 5), st.floats(0.001, 1.0), st.floats(0.0, 0.5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_with_wait_no_token_is_trained_staler_than_eta(seed, eta, batch_size, train_seconds, update_seconds):
     world = play(seed=seed, eta=eta, batch_size=batch_size, train_seconds=train_seconds, update_seconds=update_seconds)
     assert max(world.staleness()) <= eta
@@ -182,7 +182,7 @@ def test_colocated_never_generates_while_it_trains(eta):
 
 
 @given(SEEDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_colocated_weights_are_not_delivered_to_workers_that_stand_still(seed):
     world = play(
         seed=seed,

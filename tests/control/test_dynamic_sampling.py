@@ -205,7 +205,7 @@ def test_the_last_word_is_one_line_that_says_what_was_seen_and_what_to_do(groups
     train_seconds=st.floats(0.001, 1.0),
     tail=st.integers(10, 200),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_every_trained_group_has_signal_and_every_other_promise_holds(
     seed, rate, eta, batch_size, overdue, placement, train_seconds, tail
 ):

@@ -578,7 +578,7 @@ async def misfortune(world: World, hospital: Hospital, seed: int) -> None:
     st.floats(0.1, 20.0),
     st.booleans(),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_a_run_under_constant_misfortune_trains_everything_within_eta(
     seed, eta, workers, placement, start_seconds, continuing
 ):

@@ -70,7 +70,7 @@ def left_over(seed: int, seconds: float, at_departure: bool) -> list[asyncio.Tas
 
 
 @given(st.integers(0, 2**32), st.floats(0.0, 20.0), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_task_is_left_over_whoever_came_hung_died_or_left_before_the_end(seed, seconds, at_departure):
     assert left_over(seed, seconds, at_departure) == []
 

@@ -68,7 +68,7 @@ def before(life: Life, version: int) -> list[str]:
 
 
 @given(SEEDS, st.integers(0, 4), st.sampled_from(["wait", "mask", "train"]), st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_killed_at_any_record_and_continued_each_prompt_is_trained_once_as_in_a_run_never_killed(
     seed, eta, overdue, data
 ):
@@ -90,7 +90,7 @@ def test_killed_at_any_record_and_continued_each_prompt_is_trained_once_as_in_a_
 
 
 @given(SEEDS, st.integers(1, 3), st.lists(st.floats(0, 1), min_size=2, max_size=4))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_killed_again_and_again_nothing_is_lost_and_nothing_twice(seed, eta, cuts):
     records: list[Record] = []
     for share in cuts:
@@ -104,7 +104,7 @@ def test_killed_again_and_again_nothing_is_lost_and_nothing_twice(seed, eta, cut
 
 
 @given(SEEDS, st.floats(0, 1))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_finished_answers_are_not_sampled_again(seed, share):
     first = live(seed, Memory(), [], eta=2)
     records = first.memory.records[: int(share * len(first.memory.records))]
@@ -122,7 +122,7 @@ def test_finished_answers_are_not_sampled_again(seed, share):
 
 
 @given(SEEDS, st.floats(0, 1), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_dropped_groups_are_counted_and_their_prompts_come_back_across_a_kill(seed, share, dynamic):
     options = {
         "eta": 1,

@@ -64,7 +64,7 @@ def test_it_never_ends() -> None:
     assert len(set(take(source(rows=1), 100))) == 100
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from(["next", "give back", "restart"]), max_size=60), st.integers(0, 3))
 def test_whatever_happens_each_prompt_is_served_once_and_once_more_for_each_time_it_came_back(
     actions: list[str], seed: int

@@ -34,7 +34,7 @@ def push_all(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
     return [*pieces, detokenizer.finish()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=20), st.text(max_size=30))
 def test_the_pieces_together_are_the_text(prompt: str, answer: str) -> None:
     ids = TOKENIZER.encode(answer)
@@ -53,7 +53,7 @@ def test_a_character_cut_off_at_the_end_is_marked_as_such() -> None:
     assert push_all(Detokenizer(TOKENIZER, []), ids) == ["a", "", "", "�"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_text_is_cut_before_the_stop_string_that_is_complete_first(answer: str, stop: list[str]) -> None:
     pieces = push_all(Detokenizer(TOKENIZER, [], stop), TOKENIZER.encode(answer))

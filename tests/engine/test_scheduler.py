@@ -69,7 +69,7 @@ request_shapes = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(request_shapes, st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["recompute", "keep"])), max_size=5))
 def test_budgets_hold_at_every_step_and_every_request_finishes(shapes, interruptions) -> None:
     limits = Limits(max_running=6, kv_cache_tokens=512, prefill_tokens=40, context=256)

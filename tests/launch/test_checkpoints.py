@@ -121,7 +121,7 @@ def count(tmp_path_factory) -> int:
 
 
 @given(st.data(), st.integers(0, 100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_checkpoint_that_is_cut_anywhere_is_never_loaded_and_the_one_before_is_kept(tmp_path_factory, count, data, p):
     directory = tmp_path_factory.mktemp("run")
     save(directory, 1)
@@ -150,7 +150,7 @@ def test_what_was_left_behind_is_in_nobody_s_way(tmp_path_factory, count):
 
 
 @given(st.integers(0, 1000), st.sampled_from(["model/model.safetensors", "trainer.safetensors", "controller.bin"]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_a_file_that_lost_its_end_makes_it_none(tmp_path_factory, share, name):
     directory = tmp_path_factory.mktemp("run")
     save(directory, 1, keep=2)

@@ -115,7 +115,7 @@ def test_without_checkpoints_and_journal_what_tells_of_steps_is_not_begun_over(
 
 
 @given(st.sampled_from(FILES), st.integers(0, 10**6), st.sampled_from(["flip", "cut", "remove"]))
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=20, phases=[Phase.generate])
 def test_whatever_of_the_newest_checkpoint_is_damaged_the_one_before_and_the_journal_lead_to_the_same(
     left: Path, tmp_path_factory: pytest.TempPathFactory, name: str, at: int, how: str
 ) -> None:
@@ -163,7 +163,7 @@ def test_where_the_journal_does_not_lead_from_the_earlier_checkpoint_to_a_damage
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+@settings(max_examples=20, phases=[Phase.generate])
 def test_whatever_byte_of_the_journal_is_damaged_nothing_that_follows_is_deleted(
     left: Path, tmp_path_factory: pytest.TempPathFactory, at: int
 ) -> None:

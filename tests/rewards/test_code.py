@@ -280,7 +280,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(plain)
 def test_plain_data_passes_unchanged(value: Any) -> None:
     passed = decode(json.loads(json.dumps(encode(value))), lambda number: None)

@@ -50,7 +50,7 @@ async def test_what_is_larger_than_the_room_gets_it_alone() -> None:
     assert not await door.enter(1, soon(0.01))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from(["stay", "cancel", "late"])), max_size=30),
     st.integers(1, 4),

@@ -126,7 +126,7 @@ def test_hostile_text_is_refused_in_bounded_time(text: str) -> None:
     assert time.process_time() - start < 1.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.text(r"0123456789+-*/^_(){}[]\\boxed#$%,. \nfrac", max_size=80), st.sampled_from(["5", "1,2", r"\frac12", "x"])
 )

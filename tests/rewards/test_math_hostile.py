@@ -105,7 +105,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.sampled_from(PIECES), max_size=14), st.lists(st.sampled_from(PIECES), max_size=8))
 def test_no_answer_raises(answer: list[str], wanted: list[str]) -> None:
     assert equal("".join(answer), "".join(wanted)) in (True, False)

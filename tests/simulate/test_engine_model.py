@@ -140,7 +140,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules, worlds)
 def test_any_schedule_goes_as_it_goes_step_by_step(events: list[Event], times: Times) -> None:
     ours, reference = play_both(events, times)

@@ -23,7 +23,7 @@ def flat(groups: list[list[int]]) -> list[int]:
     return [length for group in groups for length in group]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(mean=st.floats(50, 6000), sigma=st.floats(0.1, 1.5))
 def test_the_mean_is_that_of_the_answers_as_they_come_with_the_cut_off(mean: float, sigma: float) -> None:
     lengths = flat(drawn(Lognormal(mean, sigma, longest=8192, prompt_share=0.0), groups=2000, samples=1))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleuve.algorithms.advantages import group_relative, leave_one_out
@@ -346,7 +346,6 @@ def test_overdue_tokens_are_no_part_of_the_statistics(baseline: str) -> None:
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=6), st.integers(0, 3), st.integers(8, 30), st.integers(0, 2**31)
 )
-@settings(deadline=None)
 def test_what_is_learnt_arrives_at_its_own_token(lengths: list[int], oldest: int, budget: int, seed: int) -> None:
     """Through masks, overdue tokens and packing: of each target, value and log-probability are of the same token."""
     rng = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ lengths_of = st.lists(st.integers(1, 1000), max_size=60)
 costs = st.sampled_from([SequenceCost(), SequenceCost(1e-3), SequenceCost(0.1)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(lengths=lengths_of, ranks=st.integers(1, 9), budget=st.integers(1000, 4000), cost=costs)
 def test_every_sequence_is_in_one_micro_batch_of_one_rank_none_is_over_the_budget_and_all_ranks_run_as_many(
     lengths: list[int], ranks: int, budget: int, cost: SequenceCost
@@ -27,7 +27,7 @@ def test_every_sequence_is_in_one_micro_batch_of_one_rank_none_is_over_the_budge
     assert len(shares[0]) == -(-len(pack(lengths, budget)) // ranks)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(lengths=lengths_of, budget=st.integers(1000, 4000), cost=costs)
 def test_one_rank_gets_what_the_packer_makes(lengths: list[int], budget: int, cost: SequenceCost) -> None:
     assert share_out(lengths, 1, budget, cost) == [pack(lengths, budget)]
@@ -50,7 +50,7 @@ def test_ranks_are_balanced_by_cost_and_not_by_tokens() -> None:
     assert sum(lengths[i] for i in short) == 1600
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=7), budget=st.integers(60, 150), cost=costs)
 def test_rounds_take_little_longer_than_in_the_best_of_all_possible_shares(
     lengths: list[int], budget: int, cost: SequenceCost
@@ -66,7 +66,7 @@ def test_rounds_take_little_longer_than_in_the_best_of_all_possible_shares(
     assert found <= best * 1.34 + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=st.lists(st.integers(1, 1000), min_size=64, max_size=160), ranks=st.integers(2, 8), cost=costs)
 def test_many_sequences_leave_ranks_waiting_for_each_other_hardly_at_all(
     lengths: list[int], ranks: int, cost: SequenceCost
