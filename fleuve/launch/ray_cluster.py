@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fleuve.config.launching import RaySettings
 from fleuve.errors import UserError
 from fleuve.launch.background import in_background
-from fleuve.launch.ray_head import have_time_to_end
+from fleuve.launch.ray_head import time_to_end
 
 LEAVING = 15.0
 """Seconds for a cluster to be left, which asks its head; where it was started here, its processes end in them."""
@@ -64,7 +64,8 @@ def join(settings: RaySettings) -> bool:
     if settings.address == "local":
         return False
     try:
-        _init(settings, address=settings.address)
+        with time_to_end():
+            _init(settings, address=settings.address)
     except ConnectionError as error:
         if settings.address != "auto" or os.environ.get("RAY_ADDRESS"):
             raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
@@ -74,7 +75,6 @@ def join(settings: RaySettings) -> bool:
 
 def _init(settings: RaySettings, **arguments: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    have_time_to_end()
     former = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)

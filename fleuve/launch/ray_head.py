@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -30,9 +32,17 @@ ANSWER = 5.0
 """Seconds for an answer."""
 
 
-def have_time_to_end() -> None:
-    """Have Ray let this process go on for longer than the others. Before it joins a cluster."""
+@contextmanager
+def time_to_end() -> Iterator[None]:
+    """Join a cluster in here, and Ray lets this process go on for longer than the others."""
+    former = os.environ.get(_WAITS)
     os.environ[_WAITS] = str(int(RAY_WAITS + TO_END))
+    try:
+        yield
+    finally:  # what this process starts is none of it
+        del os.environ[_WAITS]
+        if former is not None:
+            os.environ[_WAITS] = former
 
 
 async def watch_head() -> None:
