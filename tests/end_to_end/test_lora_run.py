@@ -55,20 +55,20 @@ def test_versions_are_true_and_updates_small_and_a_worker_that_starts_again_has_
     (tmp_path / "published").mkdir()
     kept = ["--checkpoint.every", "1", "--checkpoint.keep", "99"]
     path = ["--weights.transport", "path", "--weights.path", str(tmp_path / "published"), "--weights.keep", "99"]
-    process = launch(tmp_path, *LORA, "--steps", "7", *kept, *path)
-    sizes = until_step(process, tmp_path, 3)
+    process = launch(tmp_path, *LORA, "--steps", "6", *kept, *path)
+    sizes = until_step(process, tmp_path, 2)
     process_of(process, "fleuve.engine").kill()
     output, _ = process.communicate(timeout=240)
     run = Run(process.returncode, output, tmp_path / "run")
     assert run.code == 0, output
     assert "worker-0 is given up" in output
-    assert [row["step"] for row in run.metrics] == list(range(1, 8))
+    assert [row["step"] for row in run.metrics] == list(range(1, 7))
     worst, mixed = rescored(run)
     assert mixed > 0
     assert worst < 1e-4
     first = load_file(Path(resolve_model("builtin:small")) / "model.safetensors")
     whole = sum(tensor.nbytes for tensor in first.values())
-    assert len(sizes) >= 2
+    assert sizes
     assert max(sizes.values()) < 0.06 * whole
     last = load_file(run.checkpoints[-1] / "model" / "model.safetensors")
     moved = {name for name, tensor in last.items() if not tensor.equal(first[name])}
