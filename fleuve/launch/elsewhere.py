@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.launch.process import ChildError
+from fleuve.rollout.vllm_http import ForbiddenError
 from fleuve.wire.guard import find_token
 
 TOKEN_VARIABLE = "FLEUVE_ROLLOUT_TOKEN"
@@ -48,3 +50,15 @@ class Elsewhere:
 
     def kill(self) -> None:
         """It goes on."""
+
+    def told(self, error: BaseException) -> RolloutError | None:
+        """What a first look at it met, with the setting that is to be put right; None where it is none of ours."""
+        if isinstance(error, WorkerLostError):
+            return WorkerLostError(f"{error}; is a vLLM server running at {self.url}, which rollout.urls names?")
+        if isinstance(error, ForbiddenError):
+            what = f"is not the one in {TOKEN_VARIABLE}" if self.token else f"has to be in {TOKEN_VARIABLE}"
+            return RolloutError(
+                f"{self.name}: {self.url} wants its token (the server's FLEUVE_TOKEN), which {what} or the file that "
+                f"{TOKEN_VARIABLE}_FILE names"
+            )
+        return None

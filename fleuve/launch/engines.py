@@ -98,9 +98,11 @@ class EngineProcesses:
         try:
             await client.__aenter__()
             engine = self._told(worker, client, child)
-        except BaseException:
+        except BaseException as error:
             await client.__aexit__()
             await child.stop(grace=0)
+            if isinstance(child, Elsewhere) and (told := child.told(error)):
+                raise told from error
             raise
         self._running[worker] = _Running(child, client, engine)
         return engine

@@ -16,6 +16,10 @@ from fleuve.wire.guard import bearer
 from fleuve.wire.open_files import allow_many_connections
 
 
+class ForbiddenError(RolloutError):
+    """The server wants a token, and not the one that it was shown, if any."""
+
+
 class Server:
     """The server at `url`, as the worker `name`; `timeout` is for calls that do not say. A context manager."""
 
@@ -64,7 +68,8 @@ class Server:
 
         Raises:
             WorkerLostError: nobody was there, or the connection was lost.
-            RolloutError: deadline over, or a status other than 200.
+            ForbiddenError: status 401 or 403.
+            RolloutError: deadline over, or another status than 200.
         """
         seconds = self._timeout if timeout is None else timeout
         try:
@@ -88,8 +93,9 @@ class Server:
                 method, self.url + path, data=data, headers=headers, timeout=timeout
             ) as response:
                 if response.status != 200:
-                    why = reason(await response.read()) or f"status {response.status}"
-                    raise RolloutError(f"{self.name}: {what} failed: {why}")
+                    why, status = reason(await response.read()), f"status {response.status}"
+                    kind = ForbiddenError if response.status in (401, 403) else RolloutError
+                    raise kind(f"{self.name}: {what} failed: {f'{why} ({status})' if why else status}")
                 yield response
         except aiohttp.ClientError as error:
             raise WorkerLostError(

@@ -9,7 +9,7 @@ import msgspec
 
 from fleuve.contracts import RolloutError, WorkerLostError
 from fleuve.rollout import vllm_wire as wire
-from fleuve.rollout.vllm_http import Server
+from fleuve.rollout.vllm_http import ForbiddenError, Server
 
 _LOOK = "a first look"
 
@@ -30,6 +30,7 @@ async def meet(server: Server) -> Abilities:
     """Find out, and have it run: whoever paused it may be gone.
 
     Raises:
+        ForbiddenError: it wants another token.
         RolloutError: it lacks an option, in words that say which; or its weights are half of one version.
     """
     states = await _states(server)
@@ -59,7 +60,7 @@ async def _states(server: Server) -> list[dict[str, Any]]:
         reply = _read(server, await server.post("/collective_rpc", {"method": "fleuve_state"}, _LOOK))
         first: dict[str, Any] = reply["results"][0]
         states = [first, *(dict(one) for one in reply["results"][1:])]
-    except WorkerLostError:
+    except (WorkerLostError, ForbiddenError):
         raise
     except (RolloutError, KeyError, IndexError, TypeError) as error:
         raise RolloutError(

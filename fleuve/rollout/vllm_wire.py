@@ -14,6 +14,8 @@ UNLABELLED = "default"
 """What vLLM calls the weights that it was started with."""
 IMPOSSIBLE = -9999.0
 """What vLLM writes for a log-probability that is no number."""
+PLAIN = 100
+"""Characters that are told of an answer that is neither JSON nor a page."""
 
 
 class WireError(ValueError):
@@ -225,11 +227,13 @@ def _samples(text: str) -> Iterator[tuple[str, float]]:
 
 
 def reason(reply: bytes) -> str:
-    """What a server's error says, in one line: the innermost `message`, `error` or `detail` of its JSON, or all."""
+    """What a server's error says, in one line: the innermost `message`, `error` or `detail` of its JSON, or all; of
+    what is no JSON, and so not of vLLM, the beginning of a plain text, and nothing of a page."""
     try:
         found: Any = msgspec.json.decode(reply)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = reply.decode(errors="replace")
+        text = " ".join(reply.decode(errors="replace").split())
+        return "" if text.startswith("<") else text[:PLAIN]
     while isinstance(found, Mapping):
         found = next((found[key] for key in ("error", "message", "detail") if found.get(key)), str(dict(found)))
     return " ".join(str(found).split())[:2000]

@@ -83,6 +83,17 @@ def says(reply: object) -> Handler:
     return handler
 
 
+async def shows_a_page(request: web.Request) -> web.StreamResponse:
+    page = "<!DOCTYPE HTML>\n<html><head><title>Error response</title></head><body>Nothing is here.</body></html>"
+    return web.Response(text=page, status=404, content_type="text/html")
+
+
+async def wants_a_token(request: web.Request) -> web.StreamResponse:
+    """Another one than the client's."""
+    message = "this server wants its token, as the header Authorization: Bearer TOKEN"
+    return web.json_response({"error": {"message": message}}, status=401)
+
+
 async def hangs(request: web.Request) -> web.StreamResponse:
     await asyncio.sleep(60)
     return web.Response()

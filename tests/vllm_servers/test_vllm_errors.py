@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+from pathlib import Path
 
 import pytest
-from bad_server import BadServer, fails, hangs, says, speaking_badly
+from bad_server import BadServer, fails, hangs, says, shows_a_page, speaking_badly, wants_a_token
 
+from fleuve.config.settings import Settings
 from fleuve.contracts import ContinuingEngine, RolloutError, WorkerLostError
+from fleuve.launch.engines import EngineProcesses
+from fleuve.launch.placement import Place
 from fleuve.rollout.vllm import VllmEngine
 from fleuve.types import GenerationRequest, SamplingParams, WeightFile
 
@@ -62,6 +67,14 @@ async def test_a_server_that_cannot_be_a_worker_is_told_what_it_lacks(path, hand
         assert "\n" not in str(error.value)
 
 
+async def test_of_a_web_page_no_more_is_told_than_its_status() -> None:
+    async with speaking_badly() as server:
+        server.instead["/collective_rpc"] = shows_a_page
+        with pytest.raises(RolloutError, match=r"is no vLLM server .*: a first look failed: status 404$"):
+            async with client(server):
+                pass
+
+
 async def test_a_server_without_labels_is_read_by_pieces() -> None:
     async with speaking_badly() as server:
         server.instead["/weight_info"] = fails(404, "Not Found")
@@ -81,6 +94,53 @@ async def test_nobody_there_is_a_lost_worker() -> None:
     with pytest.raises(WorkerLostError, match="worker-0"):
         async with VllmEngine("worker-0", url, 5.0, 5.0):
             pass
+
+
+# --- the same, of `rollout.urls` --------------------------------------------------------------------------------------
+
+
+async def meet(url: str, tmp_path: Path) -> None:
+    """As a run does at its start."""
+    settings = Settings.model_validate(
+        {
+            "run_dir": str(tmp_path / "run"),
+            "model": {"path": "builtin:small"},
+            "data": {"train": "procedural:chain"},
+            "rollout": {"engine": "vllm", "urls": [url], "workers": 1},
+        }
+    )
+    engines = EngineProcesses(settings, tmp_path, tmp_path, [Place(cpus=None, threads=1)])
+    await engines.open("worker-0")
+    await engines.close()
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [(None, "which has to be in FLEUVE_ROLLOUT_TOKEN "), ("f" * 32, "which is not the one in FLEUVE_ROLLOUT_TOKEN ")],
+    ids=["no token", "another token"],
+)
+async def test_a_token_that_is_not_the_server_s_is_all_that_is_found_wrong(tmp_path, monkeypatch, shown, why) -> None:
+    monkeypatch.delenv("FLEUVE_ROLLOUT_TOKEN", raising=False)
+    monkeypatch.delenv("FLEUVE_ROLLOUT_TOKEN_FILE", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("FLEUVE_ROLLOUT_TOKEN", shown)
+    async with speaking_badly() as server:
+        server.instead["/collective_rpc"] = wants_a_token
+        with pytest.raises(RolloutError, match=f"^worker-0: {server.url} wants its token .*{why}") as error:
+            await meet(server.url, tmp_path)
+        assert "worker-extension-cls" not in str(error.value)
+        assert "\n" not in str(error.value)
+        del server.instead["/collective_rpc"]
+        await meet(server.url, tmp_path)  # the token was all
+
+
+async def test_where_nobody_listens_the_setting_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    with pytest.raises(
+        WorkerLostError, match=f"is a vLLM server running at {re.escape(url)}, which rollout.urls names"
+    ):
+        await meet(url, tmp_path)
 
 
 # --- answers --------------------------------------------------------------------------------------------------------
