@@ -25,7 +25,7 @@ from fleuve.config.rank_checks import heads_problem, rank_notes
 from fleuve.config.reward_checks import check_rewards
 from fleuve.config.settings import DataSettings, Settings, SftSettings
 from fleuve.config.side_models import context_problem, inspect_side_model, side_models
-from fleuve.config.vllm_checks import vllm_notes, vllm_problems
+from fleuve.config.vllm_checks import vllm_heads_problem, vllm_notes, vllm_problems
 from fleuve.engine.scheduler import Limits
 from fleuve.errors import UserError
 from fleuve.launch.placement import available_cpus
@@ -61,6 +61,8 @@ def preflight(settings: Settings) -> list[str]:
         problems.add(f"evaluate.every = {settings.evaluate.every} needs a data set to evaluate on, in data.eval")
     model: ModelFacts | None = problems.catch(lambda: inspect_model(settings.model.path))
     if problem := heads_problem(settings, model.directory if model else None):
+        problems.add(problem)
+    if problem := vllm_heads_problem(settings, model.directory if model else None):
         problems.add(problem)
     for problem in lora_problems(settings.lora, model):
         problems.add(problem)

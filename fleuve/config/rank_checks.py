@@ -10,18 +10,27 @@ from fleuve.config.accelerator import no_gpu
 from fleuve.config.settings import Settings
 
 
-def heads_problem(settings: Settings, model: Path | None) -> str | None:
-    """Why the ranks that compute micro-batches together cannot share the attention of the model in directory `model`,
-    in one line."""
-    context, tensor = settings.trainer.context_parallel, settings.trainer.tensor_parallel
-    if model is None or context == tensor == 1:
+def attention_heads(model: Path | None) -> tuple[int, int] | None:
+    """How many heads of queries, and how many of keys and values, the model in directory `model` has; None where that
+    cannot be read: other checks tell what is wrong with it."""
+    if model is None:
         return None
     try:
         config = json.loads((model / "config.json").read_text())
         heads = int(config["num_attention_heads"])
-        pairs = int(config.get("num_key_value_heads") or heads)
+        return heads, int(config.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # other checks tell what is wrong with it
+        return None
+
+
+def heads_problem(settings: Settings, model: Path | None) -> str | None:
+    """Why the ranks that compute micro-batches together cannot share the attention of the model in directory `model`,
+    in one line."""
+    context, tensor = settings.trainer.context_parallel, settings.trainer.tensor_parallel
+    found = attention_heads(model)
+    if found is None or context == tensor == 1:
+        return None
+    heads, pairs = found
     divisor = gcd(heads, pairs)
     if divisor % tensor:
         return (

@@ -7,10 +7,10 @@ argument it prints what a server that is started by hand needs in its PYTHONPATH
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import msgspec
 
+from fleuve.config.vllm_environment import environment_problem
 from fleuve.ending import leave_after
 from fleuve.errors import UserError
 from fleuve.vllm import INSIDE
@@ -33,8 +33,8 @@ def _become() -> None:
         options = msgspec.json.decode(sys.argv[1], type=VllmOptions)
     except msgspec.DecodeError as error:
         raise UserError(f"vLLM options: {error}") from error
-    if not Path(options.python).is_file():
-        raise UserError(f"rollout.vllm.python = {options.python}: no such file; `make vllm` sets its environment up")
+    if problem := environment_problem(options.python):
+        raise UserError(problem)
     become(options)
 
 
