@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,38 @@ from fleuve.config.section import NonNegative, Seconds, Section
 from fleuve.errors import UserError
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
+HIGHEST = 65535
+
+
+def check_ray_address(address: str) -> None:
+    """
+    Raises:
+        ValueError: it is neither "auto", nor "local", nor the HOST:PORT of a head.
+    """
+    if address in ("auto", "local"):
+        return
+    if address.startswith("ray://"):
+        raise ValueError(
+            f"{address}: the run's own process is a part of the cluster: start it on a node, or by `ray job submit`"
+        )
+    try:
+        port = split_ray_address(address)[1]
+    except ValueError:
+        raise ValueError(f'{address!r} is neither "auto", nor "local", nor HOST:PORT, as in 10.0.0.1:6379') from None
+    if not 1 <= port <= HIGHEST:
+        raise ValueError(f"{address}: ports are from 1 to {HIGHEST}; the head of a cluster listens on 6379 as a rule")
+
+
+def split_ray_address(address: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[HOST]:PORT` as its two parts.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = re.fullmatch(r"(?:([^\s:/\[\]]+)|\[([0-9A-Fa-f:.%\w]+)\]):([0-9]+)", address)
+    if found is None:
+        raise ValueError(f"{address!r} is not HOST:PORT")
+    return found[1] or found[2], int(found[3])
 
 
 class RaySettings(Section):
@@ -28,11 +61,8 @@ class RaySettings(Section):
 
     @field_validator("address")
     @classmethod
-    def _not_from_outside(cls, address: str) -> str:
-        if address.startswith("ray://"):
-            raise ValueError(
-                f"{address}: the run's own process is a part of the cluster: start it on a node, or by `ray job submit`"
-            )
+    def _somewhere(cls, address: str) -> str:
+        check_ray_address(address)
         return address
 
     @field_validator("env")

@@ -33,11 +33,7 @@ class NodeFinding(msgspec.Struct, frozen=True):
 
 
 def examine(settings: Settings | None, deadline: float, tell: Callable[[str], None]) -> list[NodeFinding]:
-    """Every finding, this machine's first. `tell` hears what is being done, as some of it takes a while.
-
-    Raises:
-        UserError: the settings name a cluster, and there is none.
-    """
+    """Every finding, this machine's first. `tell` hears what is being done, as some of it takes a while."""
     needs = needs_of(settings) if settings is not None else Needs()
     request = request_for(settings, needs, deadline)
     tell("looking at this machine (torch and collectives take some seconds)")

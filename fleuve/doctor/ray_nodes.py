@@ -17,6 +17,7 @@ from fleuve.config.settings import Settings
 from fleuve.doctor.facts import NodeFacts, Request, gather
 from fleuve.doctor.needs import Needs
 from fleuve.doctor.verdicts import Finding, judge, niceness, ray_token, sees, skew
+from fleuve.launch.ray_address import NoClusterError, find_cluster
 from fleuve.launch.ray_cluster import disconnect, join, living_nodes
 from fleuve.weights.directory import shared_memory
 
@@ -30,14 +31,14 @@ TOKEN = Path.home() / ".ray" / "auth_token"
 def examine_cluster(
     settings: Settings, request: Request, needs: Needs, tell: Callable[[str], None]
 ) -> list[tuple[str, Finding]]:
-    """Findings by node; this machine's own are not repeated.
-
-    Raises:
-        UserError: the settings name a cluster, and there is none.
-    """
+    """Findings by node; this machine's own are not repeated."""
     here = os.uname().nodename
-    if not join(settings.launch.ray):
-        return [(here, Finding("Ray cluster", "none here: a run starts one of this machine alone"))]
+    try:
+        if not find_cluster(settings.launch.ray):
+            return [(here, Finding("Ray cluster", "none here: a run starts one of this machine alone"))]
+        join(settings.launch.ray)
+    except NoClusterError as error:
+        return [(here, Finding("Ray cluster", error.found, "fail", error.advice))]
     try:
         nodes = living_nodes()
         tell(f"looking at the {len(nodes)} nodes of the cluster")

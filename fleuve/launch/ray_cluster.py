@@ -11,6 +11,8 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import ray
@@ -19,10 +21,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fleuve.config.launching import RaySettings
-from fleuve.errors import UserError
 from fleuve.launch.background import in_background
+from fleuve.launch.ray_address import NoClusterError, named
 from fleuve.launch.ray_head import time_to_end
 
+LONGEST = 500
+"""Letters of what Ray says that are passed on."""
 LEAVING = 15.0
 """Seconds for a cluster to be left, which asks its head; where it was started here, its processes end in them."""
 
@@ -41,47 +45,54 @@ class Need:
         return f"{self.cpus} CPU" + (f" and {self.gpus} GPU" if self.gpus else "")
 
 
-def connect(settings: RaySettings, cpus: int) -> bool:
-    """Join the cluster, or start one of this machine; whether it was started. Call it in the main thread. A cluster
-    that is started has `cpus` to give, however many cores there are: its processes share them.
+def join(settings: RaySettings) -> None:
+    """Connect to the cluster that `ray_address.find_cluster` found. Call it in the main thread.
 
     Raises:
-        UserError: there is no cluster at the address, or it is of another version of Ray.
+        NoClusterError: it cannot be joined: it is of another version of Ray or of Python, say.
     """
-    if join(settings):
-        return False
+    name, given = named(settings)
+    with time_to_end():
+        _init(f"{name} = {given}: Ray does not join it", "`ray status` there says more", address=settings.address)
+
+
+def start(cpus: int) -> None:
+    """A cluster of this machine alone, which ends with this process. Call it in the main thread: what Ray starts ends
+    with the thread that did. It has `cpus` to give, however many cores there are: its processes share them.
+
+    Raises:
+        NoClusterError: it does not start.
+    """
     os.environ.setdefault("RAY_worker_niceness", "0")  # by default 15: far behind all else on this machine
-    _init(settings, address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False)
-    return True
+    top = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    logs = Path(top, "ray", "session_latest", "logs")
+    _init(
+        "Ray does not start a cluster on this machine",
+        f"try again if the machine was busy; the logs in {logs} say more",
+        address="local",
+        num_cpus=max(cpus, os.cpu_count() or 1),
+        include_dashboard=False,
+    )
 
 
-def join(settings: RaySettings) -> bool:
-    """Connect to the cluster that the settings name; False where they leave it open and there is none.
-
-    Raises:
-        UserError: there is no cluster at the address, or it is of another version of Ray.
-    """
-    if settings.address == "local":
-        return False
-    try:
-        with time_to_end():
-            _init(settings, address=settings.address)
-    except ConnectionError as error:
-        if settings.address != "auto" or os.environ.get("RAY_ADDRESS"):
-            raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
-        return False
-    return True
-
-
-def _init(settings: RaySettings, **arguments: Any) -> None:
+def _init(failure: str, advice: str, **arguments: Any) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     former = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"launch.ray.address = {settings.address}: {_line(error)}") from None
+    except Exception as error:
+        if not _is_rays(error):
+            raise
+        raise NoClusterError(f"{failure}: {_line(error)}", advice) from None
     finally:
         signal.signal(signal.SIGTERM, former)  # ray.init puts in its own, which would end this process unsaved
+
+
+def _is_rays(error: Exception) -> bool:
+    """Whether it says that there is no cluster to be had. Of its own kinds Ray raises few here: a process of the node
+    that is not there in time is a plain `Exception`; a GCS that does not start or is not reached, and another version,
+    a `RuntimeError`; arguments that do not fit the machine, a `ValueError`; a full or closed disk, an `OSError`."""
+    return type(error) is Exception or isinstance(error, (RayError, RuntimeError, ValueError, OSError))
 
 
 def disconnect() -> None:
@@ -187,5 +198,7 @@ def _free() -> str:
     return "; ".join(words) or "none, as there is no node"
 
 
-def _line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _line(error: Exception) -> str:
+    """What it says, on one line."""
+    words = shorten(str(error).partition("Last connection error")[0], LONGEST, placeholder=" …")
+    return words.rstrip(" .") or type(error).__name__

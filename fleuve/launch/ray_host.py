@@ -27,7 +27,8 @@ from fleuve.launch.host import Process
 from fleuve.launch.placement import Placement
 from fleuve.launch.process import ChildError, LostAtStartError
 from fleuve.launch.ray_actors import Failed, NodeActor, ProcessActor, Spot, Started
-from fleuve.launch.ray_cluster import Need, NoPlaceError, Places, connect, disconnect, has_gpus
+from fleuve.launch.ray_address import find_cluster
+from fleuve.launch.ray_cluster import Need, NoPlaceError, Places, disconnect, has_gpus, join, start
 from fleuve.launch.ray_head import watch_head
 from fleuve.launch.ray_process import LogCopy, RayProcess
 from fleuve.types import WeightFile
@@ -261,17 +262,20 @@ async def open_ray_host(
     """The cluster, with a line about it, and places in it on their way.
 
     Raises:
-        UserError: there is no such cluster.
+        NoClusterError: there is no such cluster, or none can be started.
     """
-    cpus = sum(place.threads for place in (placement.trainer, *placement.others, *placement.workers))
-    started = connect(settings.launch.ray, cpus)  # in this thread: what Ray starts ends with the thread that did
+    found = await in_background(lambda: find_cluster(settings.launch.ray))
+    if found:
+        join(settings.launch.ray)
+    else:
+        start(sum(place.threads for place in (placement.trainer, *placement.others, *placement.workers)))
     try:
         host = RayHost(settings, logs, weights)
         nodes = len({node["NodeID"] for node in ray.nodes() if node["Alive"]})
         about = (
-            "a Ray cluster of this machine alone is started"
-            if started
-            else f"a Ray cluster of {nodes} node" + "s" * (nodes > 1)
+            f"a Ray cluster of {nodes} node" + "s" * (nodes > 1)
+            if found
+            else "a Ray cluster of this machine alone is started"
         )
         try:
             async with asyncio.TaskGroup() as tasks:  # without a head nothing of all this goes on
