@@ -222,7 +222,7 @@ def simulate_run(
     plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw where the time goes.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the timeline, as in a run.")] = None,
 ) -> None:
-    """Say what a run of CONFIG would do, in virtual time, on the cluster of its [simulate] section.
+    """Say what a run of CONFIG would do, in virtual time, on the cluster that its table "simulate" says.
 
     Any setting can follow as a flag, such as --simulate.gpus 128 --control.max_staleness 8.
     """

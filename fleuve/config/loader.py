@@ -187,6 +187,11 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], file: str, overrides:
     if below and key in setting_names(model):  # a value, taken for a table
         return [f"--{name}: unknown setting{did_you_mean(f'--{key}')}" for name in below]
     flag = next((name for name in overrides if key == name or key.startswith(f"{name}.")), None)
+    if kind == "value_error" and flag is None:  # of several settings together: the flags among them were the change
+        named = [
+            f"--{name}" for name in overrides if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", detail["msg"])
+        ]
+        return [f"{', '.join(named) or file}: {detail['ctx']['error']}"]
     if kind == "extra_forbidden":
         return [
             f"--{key}: unknown setting{_flag_meant(key, model)}"
@@ -219,14 +224,17 @@ def _explain_value(detail: ErrorDetails, key: str, file: str, place: str) -> str
 
 
 def _nearest_key(key: str, model: type[BaseModel]) -> str | None:
-    """The known setting that a wrong key most likely means: right name in the wrong table, else a similar one."""
+    """The known setting that a wrong key most likely means: misspelt in its table, right name in the wrong table, or
+    else a similar one."""
     names = setting_names(model)
+    neighbours = [name for name in names if name.rpartition(".")[0] == key.rpartition(".")[0]]
     tables = sorted({name.rpartition(".")[0] for name in names} - {""})
     leaf = key.rpartition(".")[2]
     same_leaf = [name for name in names if name.rpartition(".")[2] == leaf]
     similar_leaf = nearest(leaf, {name.rpartition(".")[2] for name in names}, cutoff=0.75)
     return (
-        (nearest(key, same_leaf, cutoff=0.0) if same_leaf else None)
+        nearest(key, neighbours, cutoff=0.85)
+        or (nearest(key, same_leaf, cutoff=0.0) if same_leaf else None)
         or nearest(key, [*names, *tables], cutoff=0.75)
         or next((name for name in names if similar_leaf and name.rpartition(".")[2] == similar_leaf), None)
     )

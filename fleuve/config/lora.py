@@ -57,10 +57,19 @@ def lora_summary(lora: LoraSettings) -> list[str]:
     return [f"adapters of rank {lora.rank} (alpha {lora.alpha:g}) learn, and are all that is published: {where}"]
 
 
-def lora_notes(lora: LoraSettings) -> list[str]:
-    """What is given without effect."""
-    unused = [] if lora.rank else [name for name in ("alpha", "modules") if name in lora.model_fields_set]
-    return [f"lora.{name} has no effect: lora.rank is 0, so all weights learn" for name in unused]
+def lora_notes(lora: LoraSettings, model: ModelFacts) -> list[str]:
+    """What is given without effect, or is more than can have one."""
+    if not lora.rank:
+        unused = [name for name in ("alpha", "modules") if name in lora.model_fields_set]
+        return [f"lora.{name} has no effect: lora.rank is 0, so all weights learn" for name in unused]
+    shapes = _layers(model) if model.directory is not None else {}
+    most = max((min(shape) for name, shape in shapes.items() if not lora.modules or name in lora.modules), default=0)
+    if 0 < most < lora.rank:
+        return [
+            f"lora.rank = {lora.rank}: no matrix that has adapters is of a rank above {most}; more only costs memory, "
+            "and 8 to 64 is usual"
+        ]
+    return []
 
 
 def unknown_modules(modules: Collection[str], layers: Collection[str]) -> list[str]:
@@ -74,13 +83,13 @@ def unknown_modules(modules: Collection[str], layers: Collection[str]) -> list[s
     return lines
 
 
-def _layers(model: ModelFacts) -> set[str]:
-    """The last parts of the names of the linear layers in the model's directory: matrices of its numbered layers (so
-    neither the embedding nor the head)."""
+def _layers(model: ModelFacts) -> dict[str, tuple[int, ...]]:
+    """The last parts of the names of the linear layers in the model's directory, and what shape they have: matrices of
+    its numbered layers (so neither the embedding nor the head)."""
     assert model.directory is not None
-    found = set()
+    found = {}
     for name, shape in tensor_shapes(model.directory).items():
         *path, last, end = ["", *name.split(".")]
         if end == "weight" and len(shape) == 2 and any(part.isdecimal() for part in path):
-            found.add(last)
+            found[last] = tuple(shape)
     return found

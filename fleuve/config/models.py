@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleuve.config.nearest import did_you_mean, nearest_path
-from fleuve.config.weight_files import check_weights
+from fleuve.config.weight_files import check_weights, refuse_pickle
 from fleuve.errors import UserError
 
 BUILTIN = "builtin:"
@@ -82,6 +82,7 @@ def _is_local(path: str) -> bool:
 
 def _inspect_directory(directory: Path, place: str) -> ModelFacts:
     config_path = directory / "config.json"
+    refuse_pickle(directory)
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -82,7 +82,7 @@ def preflight(settings: Settings) -> list[str]:
     assert model is not None
     assert train is not None
     summary = [f"ok: {line}" for line in _summary(settings, model, train)]
-    return summary + sorted(scorers or [], reverse=True) + [f"note: {n}" for n in _notes(settings)]
+    return summary + sorted(scorers or [], reverse=True) + [f"note: {n}" for n in _notes(settings, model)]
 
 
 def _scorers(settings: Settings, data: list[DataFacts]) -> list[str]:
@@ -190,7 +190,7 @@ def _tokenizer(model: ModelFacts | None) -> LightTokenizer | None:
     return LightTokenizer(model.directory)
 
 
-def _notes(settings: Settings) -> list[str]:
+def _notes(settings: Settings, model: ModelFacts) -> list[str]:
     """What is allowed and yet worth a second thought."""
     rollout = settings.rollout
     return [
@@ -200,7 +200,7 @@ def _notes(settings: Settings) -> list[str]:
         if value != float(neutral)
     ] + [
         *vllm_notes(settings),
-        *lora_notes(settings.lora),
+        *lora_notes(settings.lora, model),
         *algorithm_notes(settings),
         *rank_notes(settings, len(available_cpus())),
     ]

@@ -115,6 +115,12 @@ def test_each_mistake_in_a_file_gives_its_line(config: Path, text: str, line: st
             "--control.max_stalness: unknown setting; did you mean --control.max_staleness?",
         ),
         (["--max_staleness", "1"], "--max_staleness: unknown setting; did you mean --control.max_staleness?"),
+        (["--lora.ranks", "4"], "--lora.ranks: unknown setting; did you mean --lora.rank?"),
+        (
+            ["--trainer.ranks", "3", "--trainer.context_parallel", "2"],
+            "--trainer.ranks, --trainer.context_parallel: trainer.ranks = 3 is not divisible by "
+            "trainer.context_parallel = 2, the number of ranks that share each micro-batch",
+        ),
         (["--run-dir", "x"], "--run-dir: unknown setting; did you mean --run_dir?"),
         (["--control.max_staleness", "-1"], "--control.max_staleness: control.max_staleness = -1: must be 0 or more"),
         (
@@ -134,7 +140,8 @@ def test_each_mistake_in_a_file_gives_its_line(config: Path, text: str, line: st
         ),
         (
             ["--weights.transport", "path"],
-            'quickstart.toml: weights.transport = "path" needs weights.path, a directory that trainer and workers see',
+            '--weights.transport: weights.transport = "path" needs weights.path, a directory that trainer and workers '
+            "see",
         ),
         (["--control.max_staleness"], "--control.max_staleness needs a value, as in --control.max_staleness VALUE"),
         (["--observe.trace", "--steps", "3"], "--observe.trace needs a value, as in --observe.trace VALUE"),

@@ -21,10 +21,10 @@ from fleuve.config.preflight import preflight
 @pytest.fixture
 def layered(model: Path) -> Path:
     """The sound run's model, with an embedding, a head, and two layers of three matrices and a norm."""
-    tensors = {"model.embed_tokens.weight": (9, 4), "lm_head.weight": (9, 4)}
+    tensors = {"model.embed_tokens.weight": (9, 16), "lm_head.weight": (9, 16)}
     for layer in range(2):
-        tensors |= {f"model.layers.{layer}.self_attn.{name}.weight": (4, 4) for name in ("q_proj", "v_proj")}
-        tensors |= {f"model.layers.{layer}.mlp.up_proj.weight": (8, 4), f"model.layers.{layer}.norm.weight": (4,)}
+        tensors |= {f"model.layers.{layer}.self_attn.{name}.weight": (16, 16) for name in ("q_proj", "v_proj")}
+        tensors |= {f"model.layers.{layer}.mlp.up_proj.weight": (32, 16), f"model.layers.{layer}.norm.weight": (16,)}
     save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, model / "model.safetensors")
     return model
 
@@ -40,6 +40,12 @@ def test_what_learns_is_said(make: Make, layered: Path) -> None:
         "ok: adapters of rank 8 (alpha 32) learn, and are all that is published: all linear layers but the output head"
     ]
     assert not [line for line in preflight(make()) if "adapters" in line]
+
+
+def test_a_rank_that_no_matrix_has_is_a_note(make: Make, layered: Path) -> None:
+    assert not [n for n in notes(make(lora={"rank": 16})) if "lora" in n]
+    (note,) = [n for n in notes(make(lora={"rank": 17})) if "lora" in n]
+    assert note.startswith("lora.rank = 17: no matrix that has adapters is of a rank above 16;")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tiny import make_batch, make_trainer, same_weights, save_tiny_model, weights_of
 from transformers import AutoModelForCausalLM
 
+from fleuve.config.models import inspect_model
 from fleuve.errors import UserError
 from fleuve.modeling.loading import load_model
 from fleuve.train import checkpoint
@@ -117,8 +118,10 @@ def test_peft_opens_the_adapter_and_finds_the_same_logits(model: Path, tmp_path:
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "c" / checkpoint.MODEL)
     assert torch.allclose(_logits(opened), _logits(whole), atol=1e-4)
     assert not torch.allclose(plain, _logits(whole), atol=0.1)
-    with pytest.raises(UserError, match=r"adapter is an adapter, not a model; did you mean .*/c/model\?"):
-        load_model(str(tmp_path / "c" / "adapter"), torch.float32)
+    adapter = str(tmp_path / "c" / "adapter")
+    for take_for_a_model in (lambda: load_model(adapter, torch.float32), lambda: inspect_model(adapter)):
+        with pytest.raises(UserError, match=r"adapter is an adapter, not a model; did you mean .*/c/model\?"):
+            take_for_a_model()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
