@@ -10,7 +10,7 @@
 #   3. python3 as it is;
 #   4. .venv-gpu, which is made: on top of python3's packages if its torch sees a GPU, else with torch from the index (see
 #      scripts/install.sh). $GPU_CHECK_WHEELS names a directory of wheels for a machine that reaches no index.
-# With $OUT set, the table's figures are copied there.
+# With $OUT set, the table's figures are copied there. Where there is no GPU and none is done without, nothing is set up: exit code 2.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -18,8 +18,15 @@ device=cuda
 previous=
 for word in "$@"; do
     [ "$previous" = --device ] && device=$word
+    case $word in --device=*) device=${word#--device=} ;; esac
     previous=$word
 done
+
+has_gpu() { timeout 60 nvidia-smi --list-gpus 2>/dev/null | grep GPU >/dev/null || compgen -G '/dev/nvidia[0-9]*' >/dev/null; }
+if [ "$device" = cuda ] && ! has_gpu; then
+    echo "gpu_check: there is no NVIDIA GPU here (nvidia-smi lists none); without one: scripts/gpu_check.sh --device cpu --size toy" >&2
+    exit 2
+fi
 
 needed='aiohttp jinja2 msgspec numpy pydantic safetensors tensorboard transformers typer rich math_verify pytest pytest_asyncio'
 sees_gpu() { "$1" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; }
