@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -55,8 +55,24 @@ def cluster(cpus: int) -> Iterator[object]:
     os.environ.update(QUIET)
     from ray.cluster_utils import Cluster
 
+    class PatientCluster(Cluster):
+        """Ray gives a node 30 seconds to come up, and a busy machine takes longer: then it is tried again."""
+
+        def add_node(self, **arguments: object) -> object:
+            for tries_left in (2, 1, 0):
+                there = set(psutil.Process().children(recursive=True))
+                try:
+                    return super().add_node(**arguments)
+                except Exception as error:
+                    if "timed out during startup" not in str(error) or not tries_left:
+                        raise
+                    for late in set(psutil.Process().children(recursive=True)) - there:
+                        with suppress(psutil.NoSuchProcess):
+                            late.kill()
+            raise AssertionError("unreachable")
+
     logging.getLogger("ray").setLevel(logging.ERROR)
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
+    made = PatientCluster(initialize_head=True, head_node_args={"num_cpus": cpus, "include_dashboard": False})
     try:
         yield made
     finally:
@@ -178,7 +194,12 @@ def can_unshare() -> bool:
 
 @contextmanager
 def apart(address: str, directory: Path, cpus: int = 1) -> Iterator[int]:
-    """A node of the cluster at `address` that has a file system of its own in place of `directory`; its process."""
+    """A node of the cluster at `address` that has a file system of its own in place of `directory`; its process. It is
+    there: a run would wait for its places no longer than `place_timeout`."""
+    from ray._raylet import GcsClient
+
+    head = GcsClient(address=address)
+    before = len(head.get_all_node_info())
     ray = f"{sys.executable} -m ray.scripts.scripts start --address={address} --num-cpus={cpus} --block"
     process = subprocess.Popen(
         [
@@ -195,6 +216,11 @@ def apart(address: str, directory: Path, cpus: int = 1) -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
+        deadline = time.monotonic() + 120
+        while len(head.get_all_node_info()) == before:
+            assert process.poll() is None, "the node did not come up"
+            assert time.monotonic() < deadline, "the node is not there"
+            time.sleep(0.2)
         yield process.pid
     finally:
         family = psutil.Process(process.pid).children(recursive=True)

@@ -48,12 +48,14 @@ def test_weights_are_brought_to_a_node_that_shares_no_files(tmp_path):
     weights.mkdir()
     with cluster(cpus=2) as nodes, apart(nodes.address, weights) as node:
         flags = ("--weights.transport", "path", "--weights.path", str(weights))
-        with running(tmp_path / "there", nodes.address, *flags, steps=4) as run:
+        with running(tmp_path / "there", nodes.address, *flags) as run:
             run.wait_for(lambda: run.steps >= 1)
             (far,) = [e for e in map(run.engine, ("worker-0", "worker-1")) if node in [p.pid for p in e.parents()]]
             seen = f"/proc/{far.pid}/root{weights}"
             run.wait_for(lambda: any(p.name.endswith(".safetensors") for p in Path(seen).rglob("weights-*")))
-            assert assert_whole(run) == 4
+            run.wait_for(lambda: run.steps >= 4)
+            run.stop()
+            assert_whole(run, code=130)
             copy = next(iter(Path(f"/proc/{node}/root{weights}").iterdir()), None)
             assert copy is None, "the copy goes with the run"
 
