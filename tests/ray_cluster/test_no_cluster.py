@@ -16,10 +16,10 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from ray_runs import CONFIG, QUIET, ROOT, cluster
+from ray_runs import CONFIG, QUIET, ROOT, cluster, running
 
 from fleuve.config.launching import RaySettings
-from fleuve.launch.ray_address import NoClusterError, find_cluster, silent
+from fleuve.launch.ray_address import ANSWER, NoClusterError, find_cluster, silent
 
 pytestmark = pytest.mark.ray
 
@@ -105,6 +105,18 @@ def test_a_run_at_an_address_without_a_head_ends_at_once_with_a_line(tmp_path, n
     assert '"local"' in line
     assert "Traceback" not in done.stderr
     assert time.monotonic() - began < 60
+
+
+def test_a_run_that_waits_for_a_head_ends_at_once_when_it_is_told_to(tmp_path):
+    with socket.create_server(("", 0)) as server:
+        server.settimeout(60)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with running(tmp_path, address) as run, server.accept()[0]:
+            began = time.monotonic()
+            run.process.send_signal(signal.SIGTERM)
+            assert run.process.wait(timeout=30) == 130, run.output
+            assert time.monotonic() - began < ANSWER
+        assert "error" not in run.output
 
 
 def test_doctor_says_the_same_in_a_row_that_failed(tmp_path, nobody):
