@@ -51,6 +51,7 @@ def process_of(run: subprocess.Popen[str], module: str) -> psutil.Process:
     return found
 
 
+@pytest.mark.slow
 def test_versions_are_true_and_updates_small_and_a_worker_that_starts_again_has_the_present_version(tmp_path):
     (tmp_path / "published").mkdir()
     kept = ["--checkpoint.every", "1", "--checkpoint.keep", "99"]

@@ -282,9 +282,20 @@ def _in_double(trainer: Trainer, critic_seed: int = 3) -> Trainer:
     return trainer
 
 
+EVERY_TIME = {
+    *("preset grpo", "preset dapo", "preset gspo", "preset ppo", "mask by token", "clamp by sequence", "interpolate"),
+    *("second_moment by token", "naive", "kl k3, mean over answers", "critic, kl, entropy", "overlong"),
+}
+"""Of the variants; all of them take minutes."""
+
+
 @pytest.mark.parametrize(
     ("variant", "backbone"),
-    [(name, "own") for name in VARIANTS] + [(name, "shared") for name in ("preset ppo", "critic, kl, entropy")],
+    [
+        pytest.param(name, backbone, marks=() if name in EVERY_TIME else pytest.mark.slow)
+        for backbone, names in {"own": VARIANTS, "shared": ("preset ppo", "critic, kl, entropy")}.items()
+        for name in names
+    ],
 )
 def test_a_step_is_the_same_for_every_packing(
     model: Path, tmp_path: Path, batch: Batch, variant: str, backbone: str

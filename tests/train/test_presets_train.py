@@ -117,7 +117,13 @@ BOUNDED = {"tis", "icepop", "m2po"}
 """What these presets are about is at work by the last step."""
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+EVERY_TIME = ("grpo", "dapo", "gspo", "tis", "ppo", "grpo, interpolated", "reinforce_pp, kl in the reward")
+"""Of the variants; the others take minutes together."""
+
+
+@pytest.mark.parametrize(
+    "variant", [name if name in EVERY_TIME else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
 def test_a_preset_trains_the_small_model(tmp_path: Path, answers: list[Group], before: float, variant: str) -> None:
     trainer, metrics = train(tmp_path / "w", answers, **VARIANTS[variant])
     assert gap(trainer, answers) > before + 0.25
