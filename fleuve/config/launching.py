@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fleuve.config.library import require
 from fleuve.config.section import NonNegative, Seconds, Section
-from fleuve.errors import UserError
 
 Port = Annotated[int, Field(ge=1024, le=65535)]
 HIGHEST = 65535
@@ -105,6 +104,4 @@ def require_ray() -> None:
     Raises:
         UserError: Ray is not installed here.
     """
-    found = importlib.util.find_spec("ray")
-    if found is None or found.origin is None:  # a directory that happens to have the name has no origin
-        raise UserError('launch.backend = "ray" needs Ray, which is not installed: pip install "ray[default]>=2.40"')
+    require("ray", 'launch.backend = "ray" needs Ray, which is not installed: pip install "ray[default]>=2.40"')

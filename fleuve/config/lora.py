@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import Field
 
+from fleuve.config.library import require
 from fleuve.config.models import ModelFacts
 from fleuve.config.nearest import did_you_mean, nearest
 from fleuve.config.section import NonNegative, Section
@@ -30,9 +30,7 @@ def require_peft() -> None:
     Raises:
         UserError: peft is not installed here.
     """
-    found = importlib.util.find_spec("peft")
-    if found is None or found.origin is None:  # a directory that happens to have the name has no origin
-        raise UserError('lora.rank needs peft, which is not installed: pip install "peft>=0.18.1"')
+    require("peft", 'lora.rank needs peft, which is not installed: pip install "peft>=0.18.1"')
 
 
 def lora_problems(lora: LoraSettings, model: ModelFacts | None) -> list[str]:
