@@ -14,7 +14,7 @@ from fleuve.control.journal import Admitted, Dropped, Ready, Record, Step
 from fleuve.types import Prompt
 
 
-@pytest.mark.parametrize("seed", [45, 203, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [45, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (7, 203))])
 def test_a_run_whose_processes_are_killed_and_stopped_is_whole_in_the_end(tmp_path: Path, seed: int) -> None:
     plan = draw(seed)
     outcome = play(plan, tmp_path)

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytest.importorskip("ray")
 from fleuve.launch.ray_actors import MAX_BEHIND, MAX_PIECE, Failed, LogPiece, ProcessActor, Started
 from fleuve.launch.ray_process import LogCopy
 

@@ -35,6 +35,12 @@ from fleuve.simulate.trainer_costs import TrainerCosts
 LENGTHS = ["--simulate.lengths.mean", "300"]
 
 
+@pytest.fixture(autouse=True)
+def on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of several GPUs are checked as on a cluster, where Ray is."""
+    monkeypatch.setattr("fleuve.config.preflight.require_ray", lambda: None)
+
+
 def run(model: str = "qwen-1.5b", gpus: int = 8, answer: int = 1024, flags: list[str] = LENGTHS) -> Settings:
     return planned_run(model, gpus, "h100", 128, answer, batch_size=16, group_size=4, steps=100, flags=flags)
 
