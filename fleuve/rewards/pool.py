@@ -295,7 +295,7 @@ class RewardPool:
         for _ in range(self._idle.qsize()):
             worker = self._idle.get_nowait()
             if worker is not None and worker.orphaned():
-                self._replace(worker, "recycled")
+                self._replace(worker, "recycled" if worker.alive else "replaced")
             else:
                 self._idle.put_nowait(worker)
 

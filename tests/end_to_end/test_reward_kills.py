@@ -15,14 +15,16 @@ import runs
 STEPS = 24
 
 
-def reward_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The nursery and the workers that it forked, which share its command line."""
+def reward_processes(process: subprocess.Popen[str]) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """The nurseries, and the workers that they forked, which share their command line."""
     found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "fleuve.rewards.forkserver" in child.cmdline():
                 found.append(child)
-    return found
+    pids = {each.pid for each in found}
+    workers = [each for each in found if each.ppid() in pids]
+    return [each for each in found if each not in workers], workers
 
 
 def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
@@ -41,8 +43,11 @@ def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             metrics = tmp_path / "run" / "metrics.jsonl"
             under_way = metrics.exists() and metrics.stat().st_size > 0
-            if under_way and (found := reward_processes(process)):
-                with contextlib.suppress(psutil.Error):
+            with contextlib.suppress(psutil.Error):
+                nurseries, workers = reward_processes(process) if under_way else ([], [])
+                # Workers first: where a process starts slowly, one nursery after another dies before it has any, and
+                # the workers of the first, which are nobody's children then, see the run to its end.
+                if found := workers if kills < 2 else nurseries + workers:
                     draw.choice(found).kill()
                     kills += 1
             time.sleep(draw.uniform(0.05, 0.3))
