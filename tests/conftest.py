@@ -1,6 +1,8 @@
 """The suite is the same however it is started: a shell starts what runs in its background with Ctrl-C ignored, and
-every process that the tests start would inherit that."""
+every process that the tests start would inherit that. It computes in one thread a process: several that wait for each
+other on cores that the test beside them needs are ten times slower."""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +13,7 @@ from fleuve.errors import UserError
 from fleuve.rewards.code.options import CodeOptions
 from fleuve.rewards.code.verify import CodeVerifier
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What holds is the same on a busy machine; how long it takes to hold is not.

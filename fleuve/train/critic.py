@@ -16,6 +16,7 @@ from fleuve.algorithms.values import ValueSums, value_loss
 from fleuve.errors import UserError
 from fleuve.modeling.forward import base_model
 from fleuve.modeling.loading import load_model
+from fleuve.train.gradient_scale import scale_gradient
 from fleuve.train.microbatch import MicroBatch
 from fleuve.train.optimizer import MasterOptimizer
 from fleuve.train.policy import Policy, checkpoint_layers, states_before_targets
@@ -97,7 +98,7 @@ class Critic:
         if self._policy is None:
             return self._head(states_before_targets(self.model, m))
         states = self._policy.hidden(m) if hidden is None else hidden
-        return self._head(_ScaledGradient.apply(states, self.coefficient))
+        return self._head(scale_gradient(states, self.coefficient))
 
     def loss(
         self, values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor, *, denominator: float
@@ -171,16 +172,3 @@ def _own_model(policy: Any, path: str) -> _ValueModel:
     if have < need:
         raise UserError(f"critic.path = {path} knows {have} tokens, the policy {need}: it needs the same tokenizer")
     return _with_head(ours, base_model(ours))
-
-
-class _ScaledGradient(torch.autograd.Function):
-    """The identity, whose gradient is multiplied with `factor`."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0] * ctx.factor, None

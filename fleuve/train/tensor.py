@@ -30,6 +30,7 @@ from torch.nn.functional import linear
 
 from fleuve.errors import UserError
 from fleuve.modeling.forward import base_model
+from fleuve.train.gradient_scale import scale_gradient
 from fleuve.train.logprobs import Head, token_logprobs
 from fleuve.train.ranks import RankGroup
 from fleuve.train.rows import whole_of
@@ -86,7 +87,7 @@ class TensorParallel:
             elif style == "rowwise":
                 module.forward = partial(_added_up, module, self.group)
         embeddings = model.get_input_embeddings()  # type: ignore[operator]
-        embeddings.register_forward_hook(lambda _module, _given, out: _EqualShare.apply(out, self.count))
+        embeddings.register_forward_hook(lambda _module, _given, out: scale_gradient(out, 1 / self.count))
         base.norm.register_forward_pre_hook(_Entrance(self.group))
         return found
 
@@ -211,16 +212,3 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0], None
-
-
-class _EqualShare(torch.autograd.Function):
-    """The same forth; back, an equal share of a gradient that all of `count` ranks have."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, count: int) -> Tensor:
-        ctx.count = count
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0] / ctx.count, None

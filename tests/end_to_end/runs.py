@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,10 @@ def train(tmp_path: Path, *flags: str, data: str = "procedural:chain", timeout: 
     return Run(done.returncode, done.stdout + done.stderr, tmp_path / "run")
 
 
-def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
-    """Start a long run and wait until it has trained two steps."""
-    process = subprocess.Popen(
-        command(write_config(tmp_path), "--steps", "10000", *flags),
+def launch(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+    """Start a run in a session of its own."""
+    return subprocess.Popen(
+        command(write_config(tmp_path), *flags),
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -104,13 +105,26 @@ def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # these tests may run under nohup
     )
+
+
+def until_step(
+    process: subprocess.Popen[str], tmp_path: Path, step: int, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Wait until the run has reported `step`, and call `meanwhile` again and again."""
     metrics = tmp_path / "run" / "metrics.jsonl"
     deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_text().splitlines()) >= 2):
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= step):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise AssertionError(process.communicate()[0])
-        time.sleep(0.1)
+        meanwhile()
+        time.sleep(0.01)
+
+
+def start(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
+    """Start a long run and wait until it has trained two steps."""
+    process = launch(tmp_path, "--steps", "10000", *flags)
+    until_step(process, tmp_path, 2)
     return process
 
 

@@ -11,36 +11,13 @@ from typing import Any
 
 import psutil
 import pytest
-from runs import Run, command, environment, survivors, train, write_config
+from runs import Run, launch, survivors, train, until_step
 
 from fleuve.control.journal import Answer
 from fleuve.launch.history import History
 
 SYNCHRONOUS = ["--control.max_staleness", "0", "--steps", "4", "--rollout.max_new_tokens", "64"]
 ASYNCHRONOUS = ["--control.max_staleness", "2", "--steps", "6", "--rollout.max_new_tokens", "64"]
-
-
-def launch(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(write_config(tmp_path), *flags),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def until_step(process: subprocess.Popen[str], tmp_path: Path, step: int) -> None:
-    """Wait until the run has reported `step`."""
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= step):
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            raise AssertionError(process.communicate()[0])
-        time.sleep(0.01)
 
 
 def kill(process: subprocess.Popen[str], number: int) -> str:
@@ -145,6 +122,7 @@ def test_a_trainer_that_is_killed_is_brought_back_and_the_run_comes_to_the_same(
     assert final_state(run, 4) == final_state(never_killed, 4)
 
 
+@pytest.mark.slow
 def test_whole_answers_of_groups_that_were_running_are_those_that_are_trained_after_a_kill(tmp_path):
     flags = ["--control.max_staleness", "2", "--steps", "2", "--rollout.max_new_tokens", "300"]
     process = launch(tmp_path, *flags)

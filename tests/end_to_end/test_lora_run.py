@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 from rescored import rescored
-from runs import Run, command, environment, train, write_config
+from runs import Run, launch, train, until_step
 from safetensors.torch import load_file
 
 from fleuve.config.models import resolve_model
@@ -20,30 +20,11 @@ LORA = ["--lora.rank", "4", "--trainer.learning_rate", "2e-2"]
 SYNCHRONOUS = [*LORA, "--control.max_staleness", "0", "--steps", "4", "--rollout.max_new_tokens", "64"]
 
 
-def launch(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(write_config(tmp_path), *flags),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def until_step(process: subprocess.Popen[str], tmp_path: Path, step: int) -> dict[str, int]:
-    """Wait until the run has reported `step`; the sizes of what it has published meanwhile, where it is kept."""
-    metrics, sizes = tmp_path / "run" / "metrics.jsonl", {}
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) >= step):
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            raise AssertionError(process.communicate()[0])
-        for path in tmp_path.glob("published/*/*.safetensors"):
-            with suppress(FileNotFoundError):
-                sizes[path.name] = path.stat().st_size
-        time.sleep(0.01)
-    return sizes
+def note_sizes(directory: Path, sizes: dict[str, int]) -> None:
+    """Of the weights that are published in `directory` now."""
+    for path in directory.glob("*/*.safetensors"):
+        with suppress(FileNotFoundError):
+            sizes[path.name] = path.stat().st_size
 
 
 def process_of(run: subprocess.Popen[str], module: str) -> psutil.Process:
@@ -57,7 +38,8 @@ def test_versions_are_true_and_updates_small_and_a_worker_that_starts_again_has_
     kept = ["--checkpoint.every", "1", "--checkpoint.keep", "99"]
     path = ["--weights.transport", "path", "--weights.path", str(tmp_path / "published"), "--weights.keep", "99"]
     process = launch(tmp_path, *LORA, "--steps", "6", *kept, *path)
-    sizes = until_step(process, tmp_path, 2)
+    sizes: dict[str, int] = {}
+    until_step(process, tmp_path, 2, partial(note_sizes, tmp_path / "published", sizes))
     process_of(process, "fleuve.engine").kill()
     output, _ = process.communicate(timeout=240)
     run = Run(process.returncode, output, tmp_path / "run")

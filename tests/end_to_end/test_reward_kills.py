@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import runs
 
-STEPS = 24
+STEPS = 16
 
 
 def reward_processes(process: subprocess.Popen[str]) -> tuple[list[psutil.Process], list[psutil.Process]]:

@@ -52,11 +52,11 @@ def test_recorded_logprobs_are_those_of_the_recorded_versions(run_with_every_ver
 @pytest.mark.parametrize(
     ("flags", "bound"),
     [
-        (["--control.max_staleness", "0"], 0),
+        pytest.param(["--control.max_staleness", "0"], 0, marks=pytest.mark.slow),
         (["--control.max_staleness", "0", "--launch.placement", "colocated", "--rollout.workers", "2"], 0),
         (["--control.max_staleness", "1", "--rollout.interrupt", "finish"], 1),
-        (["--control.overdue", "drop", "--rollout.interrupt", "keep"], 2),
-        (["--control.overdue", "mask", "--launch.placement", "colocated"], None),
+        pytest.param(["--control.overdue", "drop", "--rollout.interrupt", "keep"], 2, marks=pytest.mark.slow),
+        pytest.param(["--control.overdue", "mask", "--launch.placement", "colocated"], None, marks=pytest.mark.slow),
         (["--control.overdue", "train", "--weights.transport", "path", "--weights.path", "weights"], None),
     ],
 )
@@ -98,8 +98,8 @@ def test_no_process_survives_kill_9_of_the_parent(tmp_path):
     ("body", "said"),
     [
         ("raise RuntimeError('no such oracle')", "no such oracle"),
-        ("return float('nan')", "nan"),
-        ("import time; time.sleep(1e6)", "0.3 s"),
+        pytest.param("return float('nan')", "nan", marks=pytest.mark.slow),
+        pytest.param("import time; time.sleep(1e6)", "0.3 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_function_that_never_gives_a_verdict_ends_the_run_and_says_why(tmp_path, body, said):
@@ -112,6 +112,7 @@ def test_a_reward_function_that_never_gives_a_verdict_ends_the_run_and_says_why(
     assert "Traceback" not in run.output
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_a_checkpoint_ends_the_run_with_one_line_and_keeps_the_earlier_ones(tmp_path):
     limited = Path(__file__).parent / "limited.py"
     from runs import command, write_config
@@ -134,6 +135,7 @@ def test_a_full_disk_at_a_checkpoint_ends_the_run_with_one_line_and_keeps_the_ea
     assert not list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_ends_a_run_at_once_and_no_process_is_left(tmp_path):
     process = start(tmp_path)
     processes = family(process)
@@ -148,6 +150,7 @@ def test_ctrl_c_twice_ends_a_run_at_once_and_no_process_is_left(tmp_path):
     assert survivors(processes, within=5) == []
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path):
     process = start(tmp_path)
     process.send_signal(signal.SIGHUP)
@@ -156,6 +159,7 @@ def test_a_closed_terminal_ends_a_run_with_a_checkpoint(tmp_path):
     assert list((tmp_path / "run" / "checkpoints").glob("*/COMMITTED"))
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_replaces_groups_without_signal_and_trains_only_the_others(tmp_path):
     """DAPO's preset; some three groups of ten tie at first."""
     run = train(tmp_path, "--algorithm.preset", "dapo", "--steps", "4")

@@ -82,6 +82,7 @@ def assert_whole(tmp_path: Path, process: subprocess.Popen[str]) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_one_worker_is_killed_and_one_stopped_and_the_third_goes_on_until_they_are_back(tmp_path):
     with running(tmp_path, "--rollout.workers", "3", "--rollout.health_timeout", "4") as process:
         processes = family(process)

@@ -17,7 +17,7 @@ from fleuve.rewards.math import verify_math
 SMALL, SMALL_CODE = "builtin:small", "builtin:small-code"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECIPES = {SMALL: EXAMPLES / "sft_small.toml", SMALL_CODE: EXAMPLES / "sft_code.toml"}
-PROBLEMS = 256
+PROBLEMS = 128
 
 
 def sample_answers(name: str, prompts: list[str], max_new_tokens: int = 256) -> list[str]:

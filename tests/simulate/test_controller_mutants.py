@@ -237,7 +237,7 @@ def the_newest_groups_are_trained_first_unless_steps_wait(monkeypatch):
     patch(monkeypatch, Schedule, "next_batch", next_batch)
 
 
-@mutant("tried again")
+@mutant("tried again", first=150)
 def failed_tries_of_an_earlier_life_are_forgotten(monkeypatch):
     def init(original, self, *args, **more):
         original(self, *args, **more)
@@ -246,12 +246,12 @@ def failed_tries_of_an_earlier_life_are_forgotten(monkeypatch):
     patch(monkeypatch, Controller, "__init__", init)
 
 
-@mutant("dropped for no reason|nothing has happened|no step|ready since")
+@mutant("dropped for no reason|nothing has happened|no step|ready since", first=830)
 def the_deadline_of_a_ready_group_is_that_of_its_admission(monkeypatch):
     patch(monkeypatch, Gate, "finish", lambda original, self, group, oldest_version: original(self, group, 0))
 
 
-@mutant("too late for the step")
+@mutant("too late for the step", first=170)
 def running_groups_that_come_too_late_run_on(monkeypatch):
     def overdue(original, self, version, ids):
         return [group for group in original(self, version, ids) if self._states[group] is State.READY]
@@ -259,6 +259,6 @@ def running_groups_that_come_too_late_run_on(monkeypatch):
     patch(monkeypatch, Gate, "overdue", overdue)
 
 
-@pytest.mark.parametrize(("break_it", "found_by"), MUTANTS, ids=names(MUTANTS))
-def test_the_fuzzer_finds(break_it, found_by, monkeypatch):
-    check_found(break_it, found_by, monkeypatch)
+@pytest.mark.parametrize(("break_it", "found_by", "first"), MUTANTS, ids=names(MUTANTS))
+def test_the_fuzzer_finds(break_it, found_by, first, monkeypatch):
+    check_found(break_it, found_by, first, monkeypatch)

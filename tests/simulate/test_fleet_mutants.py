@@ -63,7 +63,7 @@ def what_another_worker_had_begun_is_taken_twice(monkeypatch):
     patch(monkeypatch, Begun, "follow", follow)
 
 
-@mutant("not what the worker sampled|IndexError|read_name")
+@mutant("not what the worker sampled|IndexError|read_name", first=110)
 def tokens_of_an_earlier_life_are_sent_to_the_worker_and_then_forgotten(monkeypatch):
     async def generate(original, self, request, begun=None):
         completion = await original(self, request, begun)
@@ -104,7 +104,7 @@ def a_worker_that_says_nothing_is_not_given_up(monkeypatch):
     patch(monkeypatch, HealthRecord, "missed", lambda original, self, now: self._suspect())
 
 
-@mutant("is asked for more")
+@mutant("is asked for more", first=390)
 def an_answer_that_is_known_as_a_whole_goes_on_elsewhere(monkeypatch):
     def known(original, self, flight):
         begun, part, life, sent = flight.begun, flight.part, flight.life, flight.sent
@@ -125,7 +125,7 @@ def workers_are_taken_to_have_weights_that_they_are_only_sent(monkeypatch):
     patch(monkeypatch, Fleet, "update", update)
 
 
-@mutant("left over")
+@mutant("left over", first=340)
 def probes_of_workers_that_have_left_go_on(monkeypatch):
     async def stop_probing(self):
         for worker in self.workers.values():
@@ -136,7 +136,7 @@ def probes_of_workers_that_have_left_go_on(monkeypatch):
     monkeypatch.setattr(Fleet, "stop_probing", stop_probing)
 
 
-@mutant("before it leaves")
+@mutant("before it leaves", first=480)
 def a_worker_that_leaves_is_ended_with_its_answers(monkeypatch):
     patch(monkeypatch, Caretaker, "_busy", lambda original, self, worker: False)
 
@@ -146,7 +146,7 @@ def whatever_a_worker_hands_in_is_taken(monkeypatch):
     monkeypatch.setattr(lease, "fault_of", lambda *args: "")
 
 
-@mutant("tokens, the last of|not what the worker sampled")
+@mutant("tokens, the last of|not what the worker sampled", first=130)
 def what_had_begun_does_not_count_in_the_length(monkeypatch):
     def fault(completion, request, *more):
         return fault_of(completion, msgspec.structs.replace(request, output_ids=[]), *more)
@@ -154,7 +154,7 @@ def what_had_begun_does_not_count_in_the_length(monkeypatch):
     monkeypatch.setattr(lease, "fault_of", fault)
 
 
-@mutant("not what the worker sampled|IndexError|staleness|tokens, the last of|array")
+@mutant("not what the worker sampled|IndexError|staleness|tokens, the last of|array", first=170)
 def what_a_lost_worker_said_of_its_progress_is_taken_as_it_is(monkeypatch):
     def known(original, self, flight):
         known, begun, part = original(self, flight), flight.begun, flight.part
@@ -172,6 +172,6 @@ def a_group_may_lose_any_number_of_workers(monkeypatch):
     patch(monkeypatch, Fleet, "__init__", init)
 
 
-@pytest.mark.parametrize(("break_it", "found_by"), MUTANTS, ids=names(MUTANTS))
-def test_the_fuzzer_finds(break_it, found_by, monkeypatch):
-    check_found(break_it, found_by, monkeypatch)
+@pytest.mark.parametrize(("break_it", "found_by", "first"), MUTANTS, ids=names(MUTANTS))
+def test_the_fuzzer_finds(break_it, found_by, first, monkeypatch):
+    check_found(break_it, found_by, first, monkeypatch)

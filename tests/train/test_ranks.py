@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
+from rank_results import Found, assert_same
 from rank_scenarios import SCENARIOS, SETS
 from safetensors.torch import load_file
 from tiny import make_trainer
@@ -24,54 +20,6 @@ from fleuve.train.layout import rows_of
 from fleuve.train.leader import Command, _next_command, _signature, _text
 from fleuve.train.state_files import StateFiles
 from fleuve.weights.store import read_weights
-
-Found = Callable[[str, int | str], list[Any]]
-
-
-def played(scenarios: str, directory: Path) -> Path:
-    """`directory`, after a set of scenarios has been played in it."""
-    playing = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("in_ranks.py")), str(directory), scenarios],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert playing.returncode == 0, playing.stderr[-4000:]
-    return directory
-
-
-def results_in(directory: Path) -> Found:
-    """What a scenario returned on each rank of a mesh (0: one that is alone)."""
-
-    def load(name: str, mesh: int | str) -> list[Any]:
-        count = int(str(mesh).partition("x")[0])
-        files = (directory / f"{name}-{mesh}-{rank}.pt" for rank in range(max(count, 1)))
-        return [torch.load(file, weights_only=False) for file in files]
-
-    return load
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all scenarios have been played."""
-    return played("ranks", tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.fixture
-def found(directory: Path) -> Found:
-    """What a scenario returned on each rank of a mesh."""
-    return results_in(directory)
-
-
-def assert_same(ours: Any, theirs: Any, metrics: float, weights: float) -> None:
-    """Losses, norms and every other metric, relatively; weights, absolutely."""
-    for a, b in zip(ours["metrics"], theirs["metrics"], strict=True):
-        assert a.keys() == b.keys()
-        for name in a:
-            assert a[name] == pytest.approx(b[name], rel=metrics, abs=metrics), name
-    for name in theirs["weights"]:
-        assert torch.allclose(ours["weights"][name], theirs["weights"][name], atol=weights, rtol=0), name
 
 
 @pytest.mark.parametrize("mesh", [2, 4, "2x1x2"])

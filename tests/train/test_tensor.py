@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from rank_results import Found, assert_same
 from rank_scenarios import SETS
 from safetensors.torch import load_file
-from test_ranks import Found, assert_same, played, results_in
 from tiny import FAMILIES, SMALL
 
 from fleuve.errors import UserError
@@ -19,18 +19,6 @@ from fleuve.train.layout import Layout, overlap, within
 from fleuve.train.state_files import StateFiles
 from fleuve.train.tensor import plan_of
 from fleuve.weights.store import read_weights
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all scenarios have been played."""
-    return played("tensor", tmp_path_factory.mktemp("tensor"))
-
-
-@pytest.fixture
-def found(directory: Path) -> Found:
-    """What a scenario returned on each rank of a mesh."""
-    return results_in(directory)
 
 
 def _as_steps(result: Any) -> Any:
