@@ -108,6 +108,7 @@ def test_an_asynchronous_run_that_is_killed_twice_trains_each_prompt_once_and_go
     assert_each_prompt_once(more, 28)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_is_brought_back_and_the_run_comes_to_the_same(tmp_path, never_killed):
     process = launch(tmp_path, *SYNCHRONOUS)
     until_step(process, tmp_path, 2)

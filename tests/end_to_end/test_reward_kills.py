@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 import runs
 
 STEPS = 16
@@ -27,6 +28,7 @@ def reward_processes(process: subprocess.Popen[str]) -> tuple[list[psutil.Proces
     return [each for each in found if each not in workers], workers
 
 
+@pytest.mark.slow
 def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
     flags = ("--steps", str(STEPS), "--reward.workers", "2", "--observe.live", "off")
     process = subprocess.Popen(

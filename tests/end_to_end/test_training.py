@@ -54,7 +54,7 @@ def test_recorded_logprobs_are_those_of_the_recorded_versions(run_with_every_ver
     [
         pytest.param(["--control.max_staleness", "0"], 0, marks=pytest.mark.slow),
         (["--control.max_staleness", "0", "--launch.placement", "colocated", "--rollout.workers", "2"], 0),
-        (["--control.max_staleness", "1", "--rollout.interrupt", "finish"], 1),
+        pytest.param(["--control.max_staleness", "1", "--rollout.interrupt", "finish"], 1, marks=pytest.mark.slow),
         pytest.param(["--control.overdue", "drop", "--rollout.interrupt", "keep"], 2, marks=pytest.mark.slow),
         pytest.param(["--control.overdue", "mask", "--launch.placement", "colocated"], None, marks=pytest.mark.slow),
         (["--control.overdue", "train", "--weights.transport", "path", "--weights.path", "weights"], None),

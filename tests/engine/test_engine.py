@@ -22,7 +22,13 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+RARE = {"gemma", "smollm3", "granite", "cohere"}
+"""Those whose specialities another has too: a slow test each."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow) if family in RARE else family for family in FAMILIES]
+)
 def test_greedy_answers_are_those_of_transformers_generate(family: str) -> None:
     model = tiny_model(model_type=family, **FAMILIES[family])
     prompts = [prompt_of(i, 2 + 11 * i) for i in range(9)]

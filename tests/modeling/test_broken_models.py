@@ -118,7 +118,9 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("who", COMMANDS)
+@pytest.mark.parametrize(
+    "who", [pytest.param(who, marks=pytest.mark.slow) if who == "engine" else who for who in COMMANDS]
+)
 def test_every_process_that_opens_a_broken_model_says_so_in_one_line_and_exits_with_2(
     who: str, model: Path, tmp_path: Path
 ) -> None:

@@ -71,7 +71,7 @@ def test_everything_that_can_go_wrong_does_often_enough():
 
 
 def test_a_seed_replays_exactly_in_any_process():
-    seeds = range(30, 60)
+    seeds = range(30, 42)
     here = [play(seed).digest for seed in seeds]
     assert [play(seed).digest for seed in seeds] == here
     assert len(set(here)) == len(here)

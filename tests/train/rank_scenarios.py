@@ -224,18 +224,23 @@ SCENARIOS: dict[str, Callable[[Ranks, Path], Any]] = {
 }
 SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "ranks": {
-        "everything": ("0", "2", "4", "2x1x2"),
-        "kl_in_reward": ("0", "2"),
+        "everything": ("0", "2"),
         "long_sequences": ("0", "2x2"),
-        "long_untied": ("0", "4x2"),
-        "half_precision": ("0", "2"),
-        "one_token_chunks": ("0", "1"),
         "few_sequences": ("0", "2"),
         "not_a_number": ("0", "2"),
         "interrupted": ("2",),
         "saved": ("0", "2"),
-        "resumed": ("0", "2", "4"),
+        "resumed": ("0", "2"),
         "not_writable": ("2",),
+    },
+    "rank_meshes": {
+        "everything": ("0", "4", "2x1x2"),
+        "kl_in_reward": ("0", "2"),
+        "long_untied": ("0", "4x2"),
+        "half_precision": ("0", "2"),
+        "one_token_chunks": ("0", "1"),
+        "saved": ("0", "2"),
+        "resumed": ("4",),
     },
     "tensor": {
         "everything": ("0", "4x1x2"),

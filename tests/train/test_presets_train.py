@@ -117,7 +117,7 @@ BOUNDED = {"tis", "icepop", "m2po"}
 """What these presets are about is at work by the last step."""
 
 
-EVERY_TIME = ("grpo", "dapo", "gspo", "tis", "ppo", "grpo, interpolated", "reinforce_pp, kl in the reward")
+EVERY_TIME = ("dapo", "ppo", "reinforce_pp, kl in the reward")
 """Of the variants; the others take minutes together."""
 
 

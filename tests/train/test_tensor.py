@@ -1,5 +1,5 @@
 """Ranks that compute layers together come to what one alone comes to, on any mesh, and go on from each other's
-checkpoints. Five steps of two such ranks are in `test_ranks`."""
+checkpoints. Five steps of two such ranks are in `test_rank_meshes`."""
 
 from __future__ import annotations
 

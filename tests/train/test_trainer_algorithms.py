@@ -201,7 +201,7 @@ def _foretold(version: int) -> Batch:
     return batch
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_a_critic_comes_to_explain_the_rewards(model: Path, tmp_path: Path, backbone: str, dtype: str) -> None:
     trainer = _with_critic(
