@@ -214,7 +214,8 @@ def _summary(settings: Settings, model: ModelFacts, train: DataFacts) -> list[st
         about = "a hub name, fetched when the run starts; its context and the prompts' lengths are not checked"
     else:
         about = f"context {model.context or 'unbounded'}"
-    kind = "synchronous" if control.max_staleness == 0 else f"at most {control.max_staleness} versions stale"
+    versions = "1 version" if control.max_staleness == 1 else f"{control.max_staleness} versions"
+    kind = "synchronous" if control.max_staleness == 0 else f"at most {versions} stale"
     workers = "1 rollout worker" if rollout.workers == 1 else f"{rollout.workers} rollout workers"
     return [
         f"model {settings.model.path}: {about}",

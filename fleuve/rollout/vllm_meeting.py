@@ -65,7 +65,7 @@ async def _states(server: Server) -> list[dict[str, Any]]:
     except (RolloutError, KeyError, IndexError, TypeError) as error:
         raise RolloutError(
             f"{server.name}: {server.url} is no vLLM server with VLLM_SERVER_DEV_MODE=1 and --worker-extension-cls "
-            f"fleuve_vllm.worker.FleuveWorker (docs/vllm.md): {error}"
+            f"fleuve_vllm.worker.FleuveWorker (docs/vllm.md): {str(error).removeprefix(f'{server.name}: ')}"
         ) from error
     return states
 
