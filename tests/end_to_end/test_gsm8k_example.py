@@ -44,6 +44,7 @@ def tiny(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_gsm8k_example_trains_on_its_rows(tmp_path, tiny):
     if not (DATA / "gsm8k_train.jsonl").exists():
         pytest.skip("gsm8k_train.jsonl is not on this machine (it stays outside the repository)")

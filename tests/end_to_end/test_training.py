@@ -94,12 +94,13 @@ def test_no_process_survives_kill_9_of_the_parent(tmp_path):
     assert survivors(processes, within=10) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "said"),
     [
         ("raise RuntimeError('no such oracle')", "no such oracle"),
-        pytest.param("return float('nan')", "nan", marks=pytest.mark.slow),
-        pytest.param("import time; time.sleep(1e6)", "0.3 s", marks=pytest.mark.slow),
+        ("return float('nan')", "nan"),
+        ("import time; time.sleep(1e6)", "0.3 s"),
     ],
 )
 def test_a_reward_function_that_never_gives_a_verdict_ends_the_run_and_says_why(tmp_path, body, said):

@@ -97,6 +97,7 @@ def test_one_worker_is_killed_and_one_stopped_and_the_third_goes_on_until_they_a
     assert run.metrics[-1]["fleet/healthy"] >= 1
 
 
+@pytest.mark.slow
 def test_the_only_worker_dies_and_the_run_waits_for_it_and_goes_on(tmp_path):
     with running(tmp_path) as process:
         processes = family(process)

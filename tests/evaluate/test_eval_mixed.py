@@ -185,9 +185,8 @@ def test_the_documented_stop_strings_are_read() -> None:
     assert settings.rollout.stop == ("\ndef ", "\nclass ", "\nif ", "\nprint")
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_an_evaluation_that_is_interrupted_leaves_what_was_scored(
     number: signal.Signals, status: int, model: Path, tmp_path: Path
 ) -> None:

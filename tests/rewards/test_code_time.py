@@ -152,8 +152,8 @@ def test_what_a_program_waited_is_seen_from_outside(crowd: None) -> None:
             used = watch.look(time.monotonic())
         elapsed = time.monotonic() - started
         program.close()
-    assert 0.0 < used.ran < 0.6 * elapsed
-    assert used.waited > 0.4 * elapsed
+    assert 0.0 < used.ran < 0.8 * elapsed
+    assert used.waited > 0.2 * elapsed
     assert used.ran + used.waited < elapsed + 0.1
 
 

@@ -210,7 +210,7 @@ def _error(critic: Critic, micro_batches: list[MicroBatch], returns: str) -> flo
     return float(torch.cat(errors).mean())
 
 
-LEARNT_EVERY_TIME = [("own", "constant", torch.float32), ("shared", "last token", torch.bfloat16)]
+LEARNT_EVERY_TIME = [("own", "constant", torch.float32)]
 """The others take minutes together."""
 
 

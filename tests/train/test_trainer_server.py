@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import torch
 from tiny import make_batch, make_trainer, same_weights, save_tiny_model, settings_for, weights_of
 
@@ -55,6 +57,30 @@ async def _served(
         await child.stop()
 
 
+@dataclass
+class Standing:
+    """A trainer that several tests ask, one after another: each goes on from the version that it finds."""
+
+    client: TrainerClient
+    child: ChildProcess
+    directory: Path
+    """In which it may read and write."""
+
+    async def version(self) -> int:
+        return int((await self.client.health())["version"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def standing(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Standing]:
+    directory = tmp_path_factory.mktemp("standing")
+    sections = {"weights": {"transport": "broadcast"}, "trainer": {"minibatches": 2}}
+    async with _served(model, directory, **sections) as (client, child):
+        yield Standing(client, child, directory)
+
+
+on_standing = pytest.mark.asyncio(loop_scope="module")
+
+
 async def test_steps_through_the_server_are_the_trainer_s_own(model: Path, tmp_path: Path, one_thread: None) -> None:
     local = make_trainer(model, tmp_path / "local")
     async with _served(model, tmp_path) as (client, child):
@@ -83,24 +109,23 @@ async def test_steps_through_the_server_are_the_trainer_s_own(model: Path, tmp_p
     assert not directory.exists()
 
 
-async def test_a_failing_step_is_a_trainer_error_with_the_traceback_and_the_trainer_goes_on(
-    model: Path, tmp_path: Path
-) -> None:
-    async with _served(model, tmp_path) as (client, _):
-        with pytest.raises(TrainerError, match=r"step 8 .*the batch is for version 7(.|\n)*Traceback"):
-            await client.step(make_batch(version=7))
-        with pytest.raises(UserError, match=r"^/nonexistent/x is no checkpoint"):
-            await client.load(Path("/nonexistent/x"))
-        with pytest.raises(TrainerError, match="OSError: cannot write the checkpoint /dev/null/x") as refused:
-            await client.save(Path("/dev/null/x"))
-        assert "\n" not in str(refused.value)
-        assert (await client.step(make_batch())).version == 1
-    assert "Traceback" in (tmp_path / "trainer.log").read_text()
+@on_standing
+async def test_a_failing_step_is_a_trainer_error_with_the_traceback_and_the_trainer_goes_on(standing: Standing) -> None:
+    client, version = standing.client, await standing.version()
+    with pytest.raises(TrainerError, match=r"step 78 .*the batch is for version 77(.|\n)*Traceback"):
+        await client.step(make_batch(version=77))
+    with pytest.raises(UserError, match=r"^/nonexistent/x is no checkpoint"):
+        await client.load(Path("/nonexistent/x"))
+    with pytest.raises(TrainerError, match="OSError: cannot write the checkpoint /dev/null/x") as refused:
+        await client.save(Path("/dev/null/x"))
+    assert "\n" not in str(refused.value)
+    assert (await client.step(make_batch(version=version))).version == version + 1
+    assert "Traceback" in (standing.directory / "trainer.log").read_text()
 
 
-def _long_batch() -> Batch:
+def _long_batch(version: int = 0) -> Batch:
     """Seconds of work in many micro-batches."""
-    return make_batch(groups=400, size=8)
+    return make_batch(version=version, groups=400, size=8)
 
 
 async def _until_stepping(client: TrainerClient) -> None:
@@ -111,42 +136,43 @@ async def _until_stepping(client: TrainerClient) -> None:
     raise AssertionError("the step never began")
 
 
-async def test_health_answers_in_the_middle_of_a_step_and_an_interruption_ends_it(model: Path, tmp_path: Path) -> None:
-    sections = {"control": {"batch_size": 400}, "trainer": {"minibatches": 100}}
-    async with _served(model, tmp_path, **sections) as (client, _):
-        step = asyncio.create_task(client.step(_long_batch()))
-        await _until_stepping(client)
-        asked = time.monotonic()
-        assert (await client.health())["version"] == 0
-        assert time.monotonic() - asked < 2.0
-        await client.interrupt()
-        result = await step
-        assert len(result.trained) < 400
-        assert result.version == (1 if result.trained else 0)
-        assert (await client.step(make_batch(version=result.version))).version == result.version + 1
+@on_standing
+async def test_health_answers_in_the_middle_of_a_step_and_an_interruption_ends_it(standing: Standing) -> None:
+    client, version = standing.client, await standing.version()
+    step = asyncio.create_task(client.step(_long_batch(version)))
+    await _until_stepping(client)
+    asked = time.monotonic()
+    assert await standing.version() == version
+    assert time.monotonic() - asked < 2.0
+    await client.interrupt()
+    result = await step
+    assert len(result.trained) < 400
+    assert result.version == version + (1 if result.trained else 0)
+    assert (await client.step(make_batch(version=result.version))).version == result.version + 1
 
 
+@on_standing
 async def test_an_interruption_counts_from_the_moment_the_step_is_asked_for_and_for_that_step_alone(
-    model: Path, tmp_path: Path
+    standing: Standing,
 ) -> None:
-    async with _served(model, tmp_path, trainer={"minibatches": 2}) as (client, _):
-        await client.interrupt()  # of nothing
-        whole = await client.step(make_batch())
-        assert len(whole.trained) == len(make_batch().groups)
-        await client.interrupt()  # too late
+    client, version = standing.client, await standing.version()
+    await client.interrupt()  # of nothing
+    whole = await client.step(make_batch(version=version))
+    assert len(whole.trained) == len(make_batch().groups)
+    await client.interrupt()  # too late
 
-        step = asyncio.create_task(client.step(make_batch(version=1)))
-        await asyncio.sleep(0)  # begun, and nothing sent yet
-        await client.interrupt()
-        result = await step
-        assert (result.trained, result.version) == ([], 1)
-        assert len((await client.step(make_batch(version=1))).trained) == len(whole.trained)
+    step = asyncio.create_task(client.step(make_batch(version=version + 1)))
+    await asyncio.sleep(0)  # begun, and nothing sent yet
+    await client.interrupt()
+    result = await step
+    assert (result.trained, result.version) == ([], version + 1)
+    assert len((await client.step(make_batch(version=version + 1))).trained) == len(whole.trained)
 
 
-async def test_an_interruption_while_the_batch_is_uploaded_ends_its_step_and_no_other(
-    model: Path, tmp_path: Path
-) -> None:
-    body, uploading, go_on = encode(make_batch()), asyncio.Event(), asyncio.Event()
+@on_standing
+async def test_an_interruption_while_the_batch_is_uploaded_ends_its_step_and_no_other(standing: Standing) -> None:
+    client, child, version = standing.client, standing.child, await standing.version()
+    body, uploading, go_on = encode(make_batch(version=version)), asyncio.Event(), asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
         yield body[:1000]
@@ -154,10 +180,7 @@ async def test_an_interruption_while_the_batch_is_uploaded_ends_its_step_and_no_
         await go_on.wait()
         yield body[1000:]
 
-    async with (
-        _served(model, tmp_path) as (client, child),
-        aiohttp.ClientSession(child.url, headers=bearer(child.token)) as session,
-    ):
+    async with aiohttp.ClientSession(child.url, headers=bearer(child.token)) as session:
 
         async def upload() -> StepResult:
             async with session.post("/step?id=mine", data=slowly()) as response:
@@ -169,8 +192,8 @@ async def test_an_interruption_while_the_batch_is_uploaded_ends_its_step_and_no_
             assert response.status == 200
         go_on.set()
         result = await step
-        assert (result.trained, result.version) == ([], 0)
-        assert (await client.step(make_batch())).version == 1
+        assert (result.trained, result.version) == ([], version)
+        assert (await client.step(make_batch(version=version))).version == version + 1
 
 
 async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_dies(
@@ -187,56 +210,59 @@ async def test_waiting_for_the_trainer_ends_by_the_deadline_and_at_once_when_it_
             await asyncio.wait_for(step, 10)
 
 
-async def test_who_does_not_know_the_token_or_names_other_files_is_turned_away(model: Path, tmp_path: Path) -> None:
-    async with _served(model, tmp_path, weights={"transport": "broadcast"}) as (client, child):
-        async with aiohttp.ClientSession(child.url) as stranger:
-            for path in ("/step", "/publish", "/save", "/load", "/interrupt", "/broadcast", "/lose"):
-                async with stranger.post(path, data=b"{}") as response:
-                    assert response.status == 401, path
-            async with stranger.get("/broadcast") as response:
-                assert response.status == 401
-            async with stranger.get("/health") as response:
-                assert await response.json() == {}
-        (tmp_path / "link").symlink_to("/etc")
-        for path in ("/etc/x", f"{tmp_path}/../x", f"{tmp_path}/link/x", str(tmp_path)):
-            with pytest.raises(TrainerError, match="outside of what this server may use"):
-                await client.save(Path(path))
-            with pytest.raises(TrainerError, match="outside of what this server may use"):
-                await client.load(Path(path))
-        file = WeightFile(version=1, path=str(tmp_path / "config.json"), bytes=1, checksum="crc32:00000000")
+@on_standing
+async def test_who_does_not_know_the_token_or_names_other_files_is_turned_away(standing: Standing) -> None:
+    client, child, directory = standing.client, standing.child, standing.directory
+    version = await standing.version()
+    async with aiohttp.ClientSession(child.url) as stranger:
+        for path in ("/step", "/publish", "/save", "/load", "/interrupt", "/broadcast", "/lose"):
+            async with stranger.post(path, data=b"{}") as response:
+                assert response.status == 401, path
+        async with stranger.get("/broadcast") as response:
+            assert response.status == 401
+        async with stranger.get("/health") as response:
+            assert await response.json() == {}
+    (directory / "link").symlink_to("/etc")
+    for path in ("/etc/x", f"{directory}/../x", f"{directory}/link/x", str(directory)):
         with pytest.raises(TrainerError, match="outside of what this server may use"):
-            await client.broadcast(Call(number=1, weights=file, members={"a": 1}))
-        async with aiohttp.ClientSession(child.url, headers=bearer(child.token)) as clumsy:
-            for path, body in (
-                ("/save", b"[" * 100_000),
-                ("/save", b"{}"),
-                ("/publish", b""),
-                ("/step", b"\x91" * 1000),
-                ("/broadcast", b"\x91" * 1000),
-                ("/lose", b""),
-            ):
-                async with clumsy.post(path, data=body) as response:
-                    assert response.status == 400, (path, body[:9])
-            async with clumsy.post("/pause", data=b"{}", headers={"Origin": "https://elsewhere.example"}) as response:
-                assert response.status == 403
-        assert (await client.step(make_batch())).version == 1
+            await client.save(Path(path))
+        with pytest.raises(TrainerError, match="outside of what this server may use"):
+            await client.load(Path(path))
+    file = WeightFile(version=1, path=str(directory / "config.json"), bytes=1, checksum="crc32:00000000")
+    with pytest.raises(TrainerError, match="outside of what this server may use"):
+        await client.broadcast(Call(number=1, weights=file, members={"a": 1}))
+    async with aiohttp.ClientSession(child.url, headers=bearer(child.token)) as clumsy:
+        for path, body in (
+            ("/save", b"[" * 100_000),
+            ("/save", b"{}"),
+            ("/publish", b""),
+            ("/step", b"\x91" * 1000),
+            ("/broadcast", b"\x91" * 1000),
+            ("/lose", b""),
+        ):
+            async with clumsy.post(path, data=body) as response:
+                assert response.status == 400, (path, body[:9])
+        async with clumsy.post("/pause", data=b"{}", headers={"Origin": "https://elsewhere.example"}) as response:
+            assert response.status == 403
+    assert (await client.step(make_batch(version=version))).version == version + 1
 
 
-async def test_what_was_published_is_broadcast_while_a_step_goes_on(model: Path, tmp_path: Path) -> None:
-    async with _served(model, tmp_path, weights={"transport": "broadcast"}) as (client, _):
-        file, hall = await client.publish(), await client.hall()
-        step = asyncio.create_task(client.step(_long_batch()))
-        await _until_stepping(client)
-        invitation = Invitation(address=hall.address, key=hall.key, number=1, member="a", seconds=20.0)
-        nowhere = WeightFile(version=file.version, path="/nowhere", bytes=file.bytes, checksum=file.checksum)
-        receiving = asyncio.to_thread(Receiver().read, nowhere, invitation)
-        got, _ = await asyncio.gather(receiving, client.broadcast(Call(number=1, weights=file, members={"a": 1})))
-        assert not step.done()
-        want = read_weights(file)
-        assert got.keys() == want.keys()
-        assert all(torch.equal(got[name], want[name]) for name in want)
-        await client.interrupt()
-        await step
+@on_standing
+async def test_what_was_published_is_broadcast_while_a_step_goes_on(standing: Standing) -> None:
+    client, version = standing.client, await standing.version()
+    file, hall = await client.publish(), await client.hall()
+    step = asyncio.create_task(client.step(_long_batch(version)))
+    await _until_stepping(client)
+    invitation = Invitation(address=hall.address, key=hall.key, number=1, member="a", seconds=20.0)
+    nowhere = WeightFile(version=file.version, path="/nowhere", bytes=file.bytes, checksum=file.checksum)
+    receiving = asyncio.to_thread(Receiver().read, nowhere, invitation)
+    got, _ = await asyncio.gather(receiving, client.broadcast(Call(number=1, weights=file, members={"a": 1})))
+    assert not step.done()
+    want = read_weights(file)
+    assert got.keys() == want.keys()
+    assert all(torch.equal(got[name], want[name]) for name in want)
+    await client.interrupt()
+    await step
 
 
 async def test_it_ends_at_once_though_a_broadcast_waits_for_somebody(model: Path, tmp_path: Path) -> None:
