@@ -12,8 +12,10 @@ import msgspec
 
 from fleuve.ending import leave_after, leave_after_running
 from fleuve.engine.options import EngineOptions
+from fleuve.engine.standalone import serve
 from fleuve.errors import UserError
 from fleuve.launch import child
+from fleuve.wire.guard import take_token
 
 
 def main() -> NoReturn:
@@ -25,11 +27,13 @@ def _serve() -> None:
     if len(sys.argv) != 2:
         raise UserError('give the engine\'s options as one JSON argument, such as \'{"model": "PATH"}\'')
     options = _options(sys.argv[1])
-    from fleuve.engine import server  # after adopt: importing torch takes seconds
+    if not child.has_listening_socket():
+        serve(options, "127.0.0.1", 8000)
+    sock = child.listening_socket()
+    token = take_token(sock)
+    from fleuve.engine.server import run  # after adopt: importing torch takes seconds
 
-    if child.has_listening_socket():
-        leave_after_running(server.run(options, child.listening_socket()))
-    server.serve(options, "127.0.0.1", 8000)
+    leave_after_running(run(options, sock, token))
 
 
 def _options(text: str) -> EngineOptions:

@@ -12,12 +12,11 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
-from fleuve.ending import leave_after_running
 from fleuve.engine import openai
 from fleuve.engine.engine import RequestError
 from fleuve.engine.loop import EngineLoop
@@ -37,8 +36,7 @@ from fleuve.types import (
 )
 from fleuve.weights.store import WeightError
 from fleuve.wire.confine import OutsideError, confined
-from fleuve.wire.guard import guard, knows, take_token
-from fleuve.wire.listen import bind
+from fleuve.wire.guard import guard, knows
 from fleuve.wire.open_files import allow_many_connections
 
 MSGPACK = "application/msgpack"
@@ -159,13 +157,12 @@ def application(service: Service, token: str | None = None) -> web.Application:
     return app
 
 
-async def run(options: EngineOptions, sock: socket.socket) -> None:
+async def run(options: EngineOptions, sock: socket.socket, token: str | None) -> None:
     """Serve on a bound socket until SIGTERM or SIGINT; an error that ends the engine's thread is raised here.
 
     Raises:
-        UserError: the model cannot be opened, or others than this machine can reach the socket and there is no token.
+        UserError: the model cannot be opened.
     """
-    token = take_token(sock)
     engine = await asyncio.to_thread(open_engine, options)
     sys.setswitchinterval(SWITCH_INTERVAL)
     allow_many_connections()
@@ -193,14 +190,3 @@ async def run(options: EngineOptions, sock: socket.socket) -> None:
     await runner.cleanup()
     if loop.failed.done():
         loop.failed.result()
-
-
-def serve(options: EngineOptions, host: str, port: int) -> NoReturn:
-    """Serve a model until interrupted, and end this process with that.
-
-    Raises:
-        UserError: the port is in use. (A model that cannot be opened, or a token that is missing, ends the process with
-            one line, too.)
-    """
-    with bind(host, port) as sock:
-        leave_after_running(run(options, sock))

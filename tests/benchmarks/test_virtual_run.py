@@ -35,6 +35,11 @@ def tiny_run(**control: Any) -> _virtual_run.VirtualResult:
     return _virtual_run.run(settings(**control), evaluated=[2], problems=8, samples=2)
 
 
+@pytest.fixture(scope="module")
+def result() -> _virtual_run.VirtualResult:
+    return tiny_run()
+
+
 def what_was_learnt(result: _virtual_run.VirtualResult) -> list[dict[str, float]]:
     """Metrics without those that the trainer reads off a real clock; the controller's times are virtual."""
     virtual = ("time/step", "time/wait_for_batch", "time/publish", "time/weight_sync")
@@ -44,16 +49,16 @@ def what_was_learnt(result: _virtual_run.VirtualResult) -> list[dict[str, float]
     ]
 
 
-def test_the_same_settings_give_the_same_run_to_the_last_bit() -> None:
-    first, second = tiny_run(), tiny_run()
-    assert what_was_learnt(first) == what_was_learnt(second)
-    assert first.evaluations == second.evaluations
-    assert first.virtual_seconds == second.virtual_seconds
-    assert sorted(first.evaluations) == [2, 3]
+def test_the_same_settings_give_the_same_run_to_the_last_bit(result: _virtual_run.VirtualResult) -> None:
+    again = tiny_run()
+    assert what_was_learnt(again) == what_was_learnt(result)
+    assert again.evaluations == result.evaluations
+    assert again.virtual_seconds == result.virtual_seconds
+    assert sorted(again.evaluations) == [2, 3]
 
 
-def test_staleness_comes_near_its_bound_and_never_passes_it() -> None:
-    mean, largest = tiny_run().steps.realised()
+def test_staleness_comes_near_its_bound_and_never_passes_it(result: _virtual_run.VirtualResult) -> None:
+    mean, largest = result.steps.realised()
     assert largest == 2
     assert mean > 1.3
 

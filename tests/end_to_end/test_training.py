@@ -57,7 +57,11 @@ def test_recorded_logprobs_are_those_of_the_recorded_versions(run_with_every_ver
         pytest.param(["--control.max_staleness", "1", "--rollout.interrupt", "finish"], 1, marks=pytest.mark.slow),
         pytest.param(["--control.overdue", "drop", "--rollout.interrupt", "keep"], 2, marks=pytest.mark.slow),
         pytest.param(["--control.overdue", "mask", "--launch.placement", "colocated"], None, marks=pytest.mark.slow),
-        (["--control.overdue", "train", "--weights.transport", "path", "--weights.path", "weights"], None),
+        pytest.param(
+            ["--control.overdue", "train", "--weights.transport", "path", "--weights.path", "weights"],
+            None,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_mode_ends_well_with_the_staleness_that_it_promises(tmp_path, flags, bound):

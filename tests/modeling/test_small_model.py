@@ -55,6 +55,7 @@ def test_it_has_the_architecture_and_the_alphabet_of_its_recipe(name: str) -> No
     assert sorted(vocabulary, key=vocabulary.__getitem__) == [*SPECIAL, *recipe["alphabet"]]
 
 
+@pytest.mark.slow
 def test_it_solves_some_problems_and_leaves_reinforcement_something_to_find_out() -> None:
     problems = list(itertools.islice(rows("chain", {"split": "eval"}, 0), PROBLEMS))
     answers = sample_answers(SMALL, [p["prompt"] for p in problems])

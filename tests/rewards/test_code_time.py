@@ -106,7 +106,9 @@ def test_a_program_that_wants_to_come_last_is_over_its_time_all_the_same(crowd: 
 IDLE = "os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))"
 
 
-@pytest.mark.parametrize("how", ["os.setpriority(os.PRIO_PROCESS, pid, 19)", IDLE])
+@pytest.mark.parametrize(
+    "how", ["os.setpriority(os.PRIO_PROCESS, pid, 19)", pytest.param(IDLE, marks=pytest.mark.slow)]
+)
 def test_no_waiting_is_excused_that_a_program_brought_upon_itself(how: str, crowd: None) -> None:
     """Nor where no filter of system calls keeps it from doing so."""
     source = f"import os\npid = os.fork()\nwhile pid == 0: pass\n{how}\nprint(flush=True)\nos.wait()"

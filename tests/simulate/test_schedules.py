@@ -117,7 +117,7 @@ def test_what_cannot_be_asked_for_is_said_in_one_line(words, line, capsys):
     assert capsys.readouterr() == ("", line + "\n")
 
 
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize("processes", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_ctrl_c_ends_it_with_one_line(processes):
     words = [sys.executable, "-u", "-m", "fleuve.simulate.fuzz", "--seeds", "0..1000000", "--processes", processes]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)

@@ -102,6 +102,7 @@ for limit in map(int, sys.argv[4:]):
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_that_names_the_path_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
     """A limit on file sizes stands for the disk: one stops the model's file, one the optimiser's, one neither."""
     arguments = [str(Path(__file__).parent), str(model), str(tmp_path), "50000", "200000", "10000000"]
