@@ -1,6 +1,6 @@
 """Useful tokens a second by the number of concurrent requests: the embedded engine, vLLM, transformers' `generate`.
 
-    python benchmarks/engines.py [--quick] [--model PATH] [--dtype bfloat16|float32] [--rounds N]
+    python benchmarks/engines.py [--quick] [--model PATH] [--dtype bfloat16|float32] [--rounds N] [--share N]
                                  [--engines embedded,vllm,vllm-compiled,generate]
 
 The same model, prompts, lengths and dtype; one core for whoever computes, another one for whoever asks, if there are 2.
@@ -202,6 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"))
     parser.add_argument("--engines", help=f"comma-separated, of {', '.join(ENGINES)}")
     parser.add_argument("--rounds", type=int, help="default: 3, or 1 with --quick")
+    parser.add_argument("--share", type=int, help="one in SHARE of the requests (default: 1, or 2 with --quick)")
     parser.add_argument("--generate", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.generate:
@@ -222,7 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("there is no vLLM here (`make vllm` sets it up): it is left out", file=sys.stderr)
         engines = [engine for engine in engines if not engine.startswith("vllm")]
     rounds = options.rounds or (1 if options.quick else 3)
-    longest, share = (64, 2) if options.quick else (LONGEST, 1)
+    longest = 64 if options.quick else LONGEST
+    share = options.share or (2 if options.quick else 1)
     loads = {c: Load.of(max(c, REQUESTS[c] // share), facts.vocabulary or 46, longest) for c in CONCURRENT}
     _, mine = cores()
     everywhere = os.sched_getaffinity(0)
