@@ -139,7 +139,7 @@ def serve(
 
     inspect_model(model, key="MODEL")
     from fleuve.engine.options import EngineOptions
-    from fleuve.engine.standalone import serve as run_server
+    from fleuve.engine.serving import serve as run_server
 
     options = EngineOptions(
         model=model,

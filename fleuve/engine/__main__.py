@@ -10,12 +10,11 @@ from typing import NoReturn
 
 import msgspec
 
-from fleuve.ending import leave_after, leave_after_running
+from fleuve.ending import leave_after
 from fleuve.engine.options import EngineOptions
-from fleuve.engine.standalone import serve
+from fleuve.engine.serving import serve, serve_on
 from fleuve.errors import UserError
 from fleuve.launch import child
-from fleuve.wire.guard import take_token
 
 
 def main() -> NoReturn:
@@ -27,13 +26,9 @@ def _serve() -> None:
     if len(sys.argv) != 2:
         raise UserError('give the engine\'s options as one JSON argument, such as \'{"model": "PATH"}\'')
     options = _options(sys.argv[1])
-    if not child.has_listening_socket():
-        serve(options, "127.0.0.1", 8000)
-    sock = child.listening_socket()
-    token = take_token(sock)
-    from fleuve.engine.server import run  # after adopt: importing torch takes seconds
-
-    leave_after_running(run(options, sock, token))
+    if child.has_listening_socket():
+        serve_on(options, child.listening_socket())
+    serve(options, "127.0.0.1", 8000)
 
 
 def _options(text: str) -> EngineOptions:

@@ -31,14 +31,7 @@ def reward_processes(process: subprocess.Popen[str]) -> tuple[list[psutil.Proces
 @pytest.mark.slow
 def test_killed_reward_processes_cost_a_run_nothing(tmp_path: Path) -> None:
     flags = ("--steps", str(STEPS), "--reward.workers", "2", "--observe.live", "off")
-    process = subprocess.Popen(
-        runs.command(runs.write_config(tmp_path), *flags),
-        cwd=tmp_path,
-        env=runs.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = runs.launch(tmp_path, *flags)
     draw, kills, deadline = random.Random(0), 0, time.monotonic() + 240
     try:
         while process.poll() is None:

@@ -39,6 +39,20 @@ def results_in(directory: Path) -> Found:
     return load
 
 
+def assert_one(ranks: list[Any]) -> None:
+    """All ranks of a mesh hold the same weights and say the same, to the last bit."""
+    first, *others = ranks
+    for other in others:
+        assert other["metrics"] == first["metrics"]
+        assert all(torch.equal(other["weights"][name], w) for name, w in first["weights"].items())
+
+
+def assert_come_to(ours: list[Any], alone: Any) -> None:
+    """Ranks that share micro-batches say the same, and come to what one that is alone comes to."""
+    assert all(one["metrics"] == ours[0]["metrics"] for one in ours)
+    assert_same(ours[0], alone, metrics=2e-5, weights=1e-5)
+
+
 def assert_same(ours: Any, theirs: Any, metrics: float, weights: float) -> None:
     """Losses, norms and every other metric, relatively; weights, absolutely."""
     for a, b in zip(ours["metrics"], theirs["metrics"], strict=True):

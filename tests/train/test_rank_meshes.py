@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rank_results import Found, assert_same
+from rank_results import Found, assert_come_to, assert_one, assert_same
 
 pytestmark = pytest.mark.slow
 
@@ -13,12 +13,10 @@ pytestmark = pytest.mark.slow
 def test_five_steps_are_the_same_on_any_mesh(found: Found, mesh: int | str) -> None:
     """Loss, gradient norm, weights and metrics; of each rank to the last bit."""
     (alone,) = found("everything", 0)
-    first, *others = found("everything", mesh)
-    assert first["advantages"] == alone["advantages"]
-    assert_same(first, alone, metrics=1e-5, weights=1e-5)
-    for other in others:
-        assert other["metrics"] == first["metrics"]
-        assert all(torch.equal(other["weights"][name], w) for name, w in first["weights"].items())
+    ours = found("everything", mesh)
+    assert ours[0]["advantages"] == alone["advantages"]
+    assert_same(ours[0], alone, metrics=1e-5, weights=1e-5)
+    assert_one(ours)
 
 
 def test_what_only_some_ranks_compute_reaches_all(found: Found) -> None:
@@ -31,9 +29,7 @@ def test_what_only_some_ranks_compute_reaches_all(found: Found) -> None:
 
 def test_four_ranks_that_share_micro_batches_in_twos_come_to_what_one_comes_to(found: Found) -> None:
     (alone,) = found("long_untied", 0)
-    ours = found("long_untied", "4x2")
-    assert all(one["metrics"] == ours[0]["metrics"] for one in ours)
-    assert_same(ours[0], alone, metrics=2e-5, weights=1e-5)
+    assert_come_to(found("long_untied", "4x2"), alone)
 
 
 def test_half_precision_is_as_close_as_it_is_precise(found: Found) -> None:

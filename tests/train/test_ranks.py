@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rank_results import Found, assert_same
+from rank_results import Found, assert_come_to, assert_one, assert_same
 from rank_scenarios import SCENARIOS, SETS
 from safetensors.torch import load_file
 from tiny import make_trainer
@@ -33,18 +33,13 @@ def test_five_steps_are_the_same_in_two_ranks(found: Found) -> None:
 
 
 def test_all_ranks_hold_the_same_weights_and_say_the_same_to_the_last_bit(found: Found) -> None:
-    first, *others = found("everything", 2)
-    for other in others:
-        assert other["metrics"] == first["metrics"]
-        assert all(torch.equal(other["weights"][name], w) for name, w in first["weights"].items())
+    assert_one(found("everything", 2))
 
 
 def test_two_ranks_to_a_micro_batch_come_to_what_one_comes_to(found: Found) -> None:
     """Log-probabilities, and with them losses, gradients and weights, whichever way sequences lie across parts."""
     (alone,) = found("long_sequences", 0)
-    ours = found("long_sequences", "2x2")
-    assert all(one["metrics"] == ours[0]["metrics"] for one in ours)
-    assert_same(ours[0], alone, metrics=2e-5, weights=1e-5)
+    assert_come_to(found("long_sequences", "2x2"), alone)
 
 
 def test_a_rank_without_anything_to_learn_neither_hangs_nor_counts(found: Found) -> None:

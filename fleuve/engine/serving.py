@@ -1,8 +1,9 @@
-"""An engine that is started by hand: whether it may listen where it should is found out before torch is imported, which
-takes seconds."""
+"""How an engine's process comes to serve: whether it may listen where it should is found out before torch is imported,
+which takes seconds."""
 
 from __future__ import annotations
 
+import socket
 from typing import NoReturn
 
 from fleuve.ending import leave_after_running
@@ -19,7 +20,12 @@ def serve(options: EngineOptions, host: str, port: int) -> NoReturn:
             opened ends the process with one line, too.)
     """
     with bind(host, port) as sock:
-        token = take_token(sock)
-        from fleuve.engine.server import run
+        serve_on(options, sock)
 
-        leave_after_running(run(options, sock, token))
+
+def serve_on(options: EngineOptions, sock: socket.socket) -> NoReturn:
+    """As `serve`, on a bound socket."""
+    token = take_token(sock)
+    from fleuve.engine.server import run
+
+    leave_after_running(run(options, sock, token))
