@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fleuve.engine.linear import PackedLinear
 from fleuve.weights.adapters import Adapter, adapters_of, merged
 
 
@@ -26,6 +27,7 @@ class Parameters:
         self._first: dict[str, Tensor] = {}
         """Of the matrices that have been changed by adapters: what they were."""
         self._replaced = False
+        self._packed = [layer for layer in model.modules() if isinstance(layer, PackedLinear)]
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """Raises:
@@ -66,10 +68,12 @@ class Parameters:
         """Copy checked tensors into the model, casting to its dtype and device; or change its matrices by adapters."""
         if adapters := adapters_of(tensors):
             self._change(adapters)
-            return
-        self._first, self._replaced = {}, True
-        for name, tensor in tensors.items():
-            self._tensors[name].copy_(tensor)
+        else:
+            self._first, self._replaced = {}, True
+            for name, tensor in tensors.items():
+                self._tensors[name].copy_(tensor)
+        for layer in self._packed:
+            layer.pack()
 
     def _change(self, adapters: Mapping[str, Adapter]) -> None:
         for name in self._first.keys() - adapters.keys():

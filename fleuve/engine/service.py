@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fleuve.engine.engine import Engine
+from fleuve.engine.linear import pack_linears
 from fleuve.engine.loop import EngineLoop
 from fleuve.engine.options import EngineOptions
 from fleuve.engine.scheduler import Limits
@@ -42,6 +43,7 @@ def open_engine(options: EngineOptions) -> Engine:
     if options.threads:
         torch.set_num_threads(options.threads)
     model = load_model(options.model, DTYPES[options.dtype], pick_device(options.device))
+    pack_linears(model)
     tokenizer = load_tokenizer(options.model)
     tokenizer.encode("")  # the first call may change the tokenizer's settings: before several threads share it
     limits = Limits(options.max_running, options.kv_cache_tokens, options.prefill_tokens, context_of(model))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_updates import REQUESTS
-from tiny_engine import ask, by_id, engine_of, prompt_of, run_all, score, tiny_model
+from test_updates import REQUESTS, assert_true_logprobs, run_with_updates
+from tiny_engine import ask, engine_of, prompt_of, run_all, score, tiny_model
 from torch import Tensor
 
 from fleuve.engine.engine import Update
@@ -37,24 +37,8 @@ def model_of(version: int) -> torch.nn.Module:
 
 def test_every_token_has_the_log_probability_of_its_version() -> None:
     engine = engine_of(model_of(0))
-    for request in REQUESTS:
-        engine.add(request)
-    answers, step = {}, 0
-    while not engine.idle:
-        if (version := {7: 1, 19: 2, 20: 3, 45: 5}.get(step)) is not None:
-            engine.parameters.check(adapters(version))
-            engine.request_update(Update(version, adapters(version), "recompute"))
-        answers |= by_id(engine.step())
-        step += 1
-    seen = set()
-    for request in REQUESTS:
-        answer = answers[request.request_id]
-        seen |= set(answer.versions)
-        for version in set(answer.versions):
-            want = score(model_of(version), request.input_ids, answer.output_ids)
-            pairs = [(p, w) for p, w, v in zip(answer.logprobs, want, answer.versions, strict=True) if v == version]
-            assert [p for p, _ in pairs] == pytest.approx([w for _, w in pairs], abs=1e-4)
-    assert {0, 1, 3, 5} <= seen
+    answers = run_with_updates(engine, REQUESTS, {7: 1, 19: 2, 20: 3, 45: 5}, "recompute", adapters)
+    assert {0, 1, 3, 5} <= assert_true_logprobs(answers, REQUESTS, model_of)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

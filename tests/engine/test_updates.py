@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from tiny_engine import ask, by_id, drain, engine_of, prompt_of, run_all, score, tiny_model
@@ -21,24 +23,35 @@ def model_of(version: int, **changes: object) -> torch.nn.Module:
     return tiny_model(1000 + version, **changes)
 
 
-def swap(engine: Engine, version: int, interrupt: str) -> Update:
-    update = Update(version=version, tensors=weights_of(version), interrupt=interrupt)
+def swap(engine: Engine, version: int, interrupt: str, tensors_of: Callable[[int], dict] = weights_of) -> Update:
+    update = Update(version=version, tensors=tensors_of(version), interrupt=interrupt)
     engine.parameters.check(update.tensors)
     engine.request_update(update)
     return update
 
 
-def run_with_updates(engine: Engine, requests, at: dict[int, int], interrupt: str):
+def run_with_updates(engine: Engine, requests, at: dict[int, int], interrupt: str, tensors_of=weights_of):
     """All answers, with an update to version `at[step]` before these steps."""
     for request in requests:
         engine.add(request)
     answers, step = {}, 0
     while not engine.idle:
         if step in at:
-            swap(engine, at[step], interrupt)
+            swap(engine, at[step], interrupt, tensors_of)
         answers |= by_id(engine.step())
         step += 1
     return answers
+
+
+def assert_true_logprobs(answers, requests, model_of) -> set[int]:
+    """Each token's is that of the model of its version, re-scored; returns the versions that there are."""
+    for request in requests:
+        answer = answers[request.request_id]
+        for version in set(answer.versions):
+            want = score(model_of(version), request.input_ids, answer.output_ids)
+            got = [(p, w) for p, w, v in zip(answer.logprobs, want, answer.versions, strict=True) if v == version]
+            assert [p for p, _ in got] == pytest.approx([w for _, w in got], abs=1e-4)
+    return {version for answer in answers.values() for version in answer.versions}
 
 
 REQUESTS = [ask(i, prompt_of(i // 3, 10 + 25 * (i // 3)), new=20 + 11 * i, seed=i) for i in range(9)]  # groups of 3
@@ -52,10 +65,7 @@ def test_recompute_every_segment_has_the_logprobs_of_its_own_version(prefill_tok
         answer = answers[request.request_id]
         assert len(answer.output_ids) == request.sampling.max_new_tokens
         assert answer.versions == sorted(answer.versions)
-        for version in set(answer.versions):
-            want = score(model_of(version), request.input_ids, answer.output_ids)
-            got = [(p, w) for p, w, v in zip(answer.logprobs, want, answer.versions, strict=True) if v == version]
-            assert [p for p, _ in got] == pytest.approx([w for _, w in got], abs=1e-4)
+    assert_true_logprobs(answers, REQUESTS, model_of)
     longest = answers["8"]
     assert set(longest.versions) == {0, 1, 2, 3, 5} - ({2} if 2 not in longest.versions else set())
     assert longest.interruptions == 4
