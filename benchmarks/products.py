@@ -3,16 +3,16 @@
     python benchmarks/products.py [--quick] [--dtype bfloat16|float32]
 
 Every linear layer of SmolLM2-135M's shape, its output head with them, one after the other for so many rows at once: by
-`torch.nn.functional.linear`, as transformers' models and hence the embedded engine do, and by oneDNN on weights that
-were laid out for it before, as engines do that pack weights when they load them. One thread, turn about. What
-attention, sampling and everything else takes comes on top, so that no engine reaches these figures.
+`torch.nn.functional.linear`, as transformers' models do, and by the embedded engine's own layers, which lay the large
+weights out for oneDNN before (`fleuve/engine/linear.py`). One thread, turn about. What attention, sampling and
+everything else takes comes on top, so that no engine reaches these figures.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -21,8 +21,9 @@ from step_cost import SHAPE
 from torch import Tensor
 from torch.nn.functional import linear
 
+from fleuve.engine.linear import pack_linears
+
 ROWS = (1, 8, 32, 64)
-PACKED_FOR = 32
 
 
 def weights(dtype: torch.dtype) -> list[Tensor]:
@@ -36,23 +37,15 @@ def weights(dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(shape, dtype=dtype) for shape in shapes]
 
 
-def plain(all_of_them: list[Tensor]) -> Callable[[dict[int, Tensor]], None]:
-    def run(inputs: dict[int, Tensor]) -> None:
-        for weight in all_of_them:
-            linear(inputs[weight.shape[1]], weight)
-
-    return run
-
-
-def packed(all_of_them: list[Tensor]) -> Callable[[dict[int, Tensor]], None]:
-    ops = torch.ops.mkldnn
-    laid_out = [(w.shape[1], ops._reorder_linear_weight(w, PACKED_FOR)) for w in all_of_them]
-
-    def run(inputs: dict[int, Tensor]) -> None:
-        for width, weight in laid_out:
-            ops._linear_pointwise(inputs[width], weight, None, "none", [], "")
-
-    return run
+def engine_layers(all_of_them: list[Tensor]) -> torch.nn.ModuleList:
+    """As the engine has them after `pack_linears`."""
+    layers = torch.nn.ModuleList()
+    for weight in all_of_them:
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        layer.weight = torch.nn.Parameter(weight)
+        layers.append(layer)
+    pack_linears(layers)
+    return layers
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,8 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = getattr(torch, options.dtype)
     all_of_them = weights(dtype)
     began = time.perf_counter()
-    ways = {"linear": plain(all_of_them), "packed": packed(all_of_them)}
+    layers = engine_layers(all_of_them)
     packing = time.perf_counter() - began
+
+    def plain(inputs: dict[int, Tensor]) -> None:
+        for weight in all_of_them:
+            linear(inputs[weight.shape[1]], weight)
+
+    def packed(inputs: dict[int, Tensor]) -> None:
+        for layer, weight in zip(layers, all_of_them, strict=True):
+            layer(inputs[weight.shape[1]])
+
+    ways = {"linear": plain, "packed": packed}
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
         for count in ROWS:

@@ -159,6 +159,7 @@ def generate(core: int, layers: int, parent: int, seen: SynchronizedArray[float]
     from engine import SMOLLM2
 
     from fleuve.engine.engine import Engine
+    from fleuve.engine.linear import pack_linears
     from fleuve.engine.scheduler import Limits
     from fleuve.modeling.attention import NAME
     from fleuve.modeling.loading import build_model
@@ -169,6 +170,7 @@ def generate(core: int, layers: int, parent: int, seen: SynchronizedArray[float]
     torch.manual_seed(0)
     model = build_model(SMOLLM2 | {"num_hidden_layers": layers}, torch.bfloat16).eval()
     model.set_attn_implementation(NAME)  # type: ignore[operator]
+    pack_linears(model)
     engine = Engine(model, Limits(max_running=RUNNING, kv_cache_tokens=65536, prefill_tokens=4096, context=8192))
     rng, number, running, ended = random.Random(0), 0, 0, 0
     while os.getppid() == parent:
