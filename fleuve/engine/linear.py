@@ -1,8 +1,8 @@
 """Linear layers on a CPU that multiply with a copy of their weights laid out for oneDNN.
 
 A weight as it lies in the model is brought into the order of the processor's vectors by every product anew. Laid out
-once a version, products of 8 to 64 rows take 0.74 to 0.87 of the time (`benchmarks/products.py`). The price is the memory
-of these weights once more.
+once a version, products of 8 to 64 rows take 0.74 to 0.87 of the time (`benchmarks/products.py`). The price is the
+memory of these weights once more.
 """
 
 from __future__ import annotations
