@@ -71,11 +71,10 @@ async def _states(server: Server) -> list[dict[str, Any]]:
 
 
 async def _try_out(server: Server) -> None:
-    """One token: are log-probabilities those of the distribution sampled from? With `top_k` 1 it has but one."""
-    probe = {
-        "token_ids": [0],
-        "sampling_params": {"max_tokens": 1, "top_k": 1, "temperature": 1.0, "logprobs": 0, "ignore_eos": True},
-    }
+    """One token: are log-probabilities those of the distribution sampled from? It has but one token here. (`top_k` 1
+    would leave it all those that are equally likely.)"""
+    sampling = {"max_tokens": 1, "allowed_token_ids": [1], "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
+    probe = {"token_ids": [0], "sampling_params": sampling}
     try:
         reply = await server.post("/inference/v1/generate", probe, "a first token")
         (choice,) = msgspec.json.decode(reply, type=wire.Chunk).choices

@@ -126,6 +126,28 @@ async def test_nobody_without_the_token_pauses_it_changes_its_weights_or_calls_i
             pass
 
 
+async def test_a_model_to_which_all_tokens_are_equally_likely_is_a_worker_like_any_other(world: World) -> None:
+    world.special[world.version + 1] = {name: torch.zeros_like(t) for name, t in world.tensors(0).items()}
+    async with world.client() as engine:
+        await engine.update_weights(world.publish(), "recompute")
+    async with world.client() as engine:
+        assert await engine.health() == world.version
+        answer = await engine.generate(ask("a", 5))
+        assert answer.logprobs == pytest.approx([-np.log(len(load_tokenizer(MODEL)))] * 5, abs=1e-3)
+
+
+async def test_a_server_that_reports_raw_log_probabilities_is_refused(tmp_path: Path) -> None:
+    raw = ROLLOUT.vllm.model_copy(update={"arguments": ["--logprobs-mode", "raw_logprobs"]})
+    rollout = ROLLOUT.model_copy(update={"vllm": raw})
+    process = await start_engine("w", MODEL, rollout, tmp_path / "vllm.log", threads=1, cpus=available_cpus()[-1:])
+    try:
+        with pytest.raises(RolloutError, match="--logprobs-mode processed_logprobs"):
+            async with KINDS["vllm"].client("w", process.url, process.token, MODEL, rollout, 60.0):
+                pass
+    finally:
+        await process.stop()
+
+
 async def test_weights_are_read_from_the_run_s_directory_alone(world: World, tmp_path: Path) -> None:
     file = WeightStore(tmp_path / "elsewhere", keep=1).publish(99, world.tensors(99).items())
     async with world.client() as engine:
